@@ -1,0 +1,310 @@
+"""From a Haiku function to pure functions: the only caller of `hk.transform*`.
+
+Nothing above `Network` knows that Haiku made it.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from hkgraph import types
+from hkgraph.graph import core
+from hkgraph.graph import spec as spec_lib
+from hkgraph.modules import normalizer, stateful
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """A network as pure functions.
+
+  `B` is the batch size and `T` the number of rows. `is_first` tells which
+  rows open an episode; the carry of such a batch element is reset before the
+  row is consumed. A loop of `apply` and one `unroll` agree.
+
+  Attributes:
+    init: `(key, inputs) -> (params, state)`, inputs `[B, ...]`. The carry is
+      at its initial value.
+    apply: `(params, state, key, inputs, is_first) -> (outputs, state)` for
+      one row: inputs `[B, ...]`, is_first `[B]`. The key may be None if the
+      function asks for none.
+    unroll: The same for a sequence: inputs `[T, B, ...]`, is_first `[T, B]`.
+    initial_carry: `(batch_size, key=None) -> carry`. The key seeds noise kept
+      in the carry. The shapes of the inputs are those last given to `init`,
+      or to `transform`.
+    update_statistics: `(params, state, inputs, is_first, mask) -> state` for a
+      sequence whose carry before row 0 is `state.carry`: takes the rows where
+      mask `[T, B]` is set into the statistics, and leaves the carry alone.
+  """
+
+  init: Callable[..., tuple[Any, types.NetworkState]]
+  apply: Callable[..., tuple[Any, types.NetworkState]]
+  unroll: Callable[..., tuple[Any, types.NetworkState]]
+  initial_carry: Callable[..., Any]
+  update_statistics: Callable[..., types.NetworkState]
+
+
+def transform(
+  fn: Callable[[Any], Any], *, unroll: str = 'sequence', inputs: Any = None
+) -> Network:
+  """Makes a `Network` from a Haiku function of one step's inputs.
+
+  In `unroll`, the function runs once on `[T, B, ...]` inputs: stateless
+  modules see two leading axes (wrap those that cannot in `hk.BatchApply`),
+  and every `StatefulModule` runs through time by itself. State of foreign
+  modules (say `hk.BatchNorm`) counts as statistics: it changes in
+  `update_statistics` only.
+
+  Args:
+    fn: A function of a tree of arrays, free to make Haiku modules.
+    unroll: 'sequence' as above, or 'scan' for a function that insists on one
+      step: it is then called row by row.
+    inputs: One step's inputs (arrays or `jax.ShapeDtypeStruct`, any batch
+      size), so that `initial_carry` works before `init`.
+
+  Returns:
+    The five pure functions.
+  """
+  if not callable(fn):
+    raise TypeError(f'`fn` must be a Haiku function of the inputs, got {fn!r}')
+  if unroll not in ('sequence', 'scan'):
+    raise ValueError(f"`unroll` must be 'sequence' or 'scan', got {unroll!r}")
+
+  def run(rows, inputs):
+    with stateful.rows_scope(rows):
+      return fn(inputs)
+
+  transformed = hk.transform_with_state(run)
+  signature = _Signature(inputs)
+
+  def init(key, inputs):
+    signature.inputs = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), inputs
+    )
+    rows = stateful.Rows(is_first=jnp.ones(_batch_shape(inputs, 1), bool))
+    params, state = transformed.init(key, rows, inputs)
+    state = stateful.split_state(state)
+    _check_carry(state.carry, rows.batch_size)
+    return params, state
+
+  def step(params, state, key, inputs, rows):
+    outputs, state = transformed.apply(
+      params, stateful.merge_state(state), key, rows, inputs
+    )
+    return outputs, stateful.split_state(state)
+
+  def sequence(params, state, key, inputs, rows):
+    if unroll == 'sequence':
+      return step(params, state, key, inputs, rows)
+
+    def body(carry, row):
+      state, key = carry
+      inputs, is_first, mask = row
+      key, step_key = (None, None) if key is None else jax.random.split(key)
+      now = dataclasses.replace(rows, is_first=is_first, mask=mask)
+      outputs, state = step(params, state, step_key, inputs, now)
+      return (state, key), outputs
+
+    xs = (inputs, rows.is_first, rows.mask)
+    (state, _), outputs = jax.lax.scan(body, (state, key), xs)
+    return outputs, state
+
+  def apply(params, state, key, inputs, is_first):
+    _check_rows('apply', inputs, is_first, 1)
+    rows = stateful.Rows(is_first=is_first)
+    outputs, new = step(params, state, key, inputs, rows)
+    return outputs, state.replace(carry=new.carry)
+
+  def unroll_(params, state, key, inputs, is_first):
+    _check_rows('unroll', inputs, is_first, 2)
+    rows = stateful.Rows(is_first=is_first)
+    outputs, new = sequence(params, state, key, inputs, rows)
+    return outputs, state.replace(carry=new.carry)
+
+  def update_statistics(params, state, inputs, is_first, mask):
+    _check_rows('update_statistics', inputs, is_first, 2)
+    if not jax.tree.leaves(state.statistics):
+      return state
+    rows = stateful.Rows(is_first, mask, frozen=state.statistics)
+    _, new = sequence(params, state, jax.random.key(0), inputs, rows)
+    return state.replace(statistics=new.statistics)
+
+  def initial_carry(batch_size, key=None):
+    key = jax.random.key(0) if key is None else key
+    return _initial_carry(init, signature.batched(batch_size))(key)
+
+  return Network(
+    init=init,
+    apply=apply,
+    unroll=unroll_,
+    initial_carry=initial_carry,
+    update_statistics=update_statistics,
+  )
+
+
+def graph_network(
+  spec: spec_lib.GraphSpec, *, dtype: Any = jnp.float32
+) -> Network:
+  """Makes a `Network` of a graph alone.
+
+  Args:
+    spec: The graph.
+    dtype: Of weights, activations and histories.
+
+  Returns:
+    A network from observations by key, `[B, size]` (a bare array serves a
+    graph with a single key), to the output populations' activations by key.
+
+  Raises:
+    ValueError: if a transform gives the wrong size.
+  """
+
+  def fn(inputs):
+    return core.Graph(spec, dtype=dtype)(inputs)
+
+  inputs = input_specs(spec, dtype)
+  network = transform(fn, inputs=inputs)
+  jax.eval_shape(network.init, jax.random.key(0), inputs)
+  return network
+
+
+def policy_network(
+  spec: spec_lib.GraphSpec,
+  action_spec: Any,
+  *,
+  policy: str | Mapping[str, str] = 'policy',
+  value: str | Mapping[str, str] = 'value',
+  normalize: bool = False,
+  dtype: Any = jnp.float32,
+) -> Network:
+  """Makes an actor-critic of a graph: its outputs become policy and value.
+
+  Args:
+    spec: The graph.
+    action_spec: A `dm_env` spec, or a dict of them with one head for each;
+      `modules.heads.make_head` tells how many numbers a head takes.
+    policy: The output with the parameters of the policy; for a dict of specs,
+      the output of each key, or the stem of `{policy}_{key}`.
+    value: The output with the value, of size 1; or a mapping from the keys of
+      the reward to outputs.
+    normalize: Whether observations pass a `Normalizer` first.
+    dtype: Of weights, activations and histories.
+
+  Returns:
+    A network whose outputs are `PolicyValue`.
+
+  Raises:
+    ValueError: if an output is missing or has not the size of its head.
+  """
+  # Distrax takes seconds to import, and a graph alone does not need it.
+  from hkgraph.modules import heads
+
+  if isinstance(action_spec, Mapping) and isinstance(policy, str):
+    policy = {key: f'{policy}_{key}' for key in action_spec}
+  sizes = {p.output_to: p.size for p in spec.outputs}
+  _check_outputs(sizes, policy, value)
+
+  def fn(inputs):
+    if normalize:
+      inputs = normalizer.Normalizer(name='observations')(inputs)
+    outputs = core.Graph(spec, dtype=dtype)(inputs)
+    parameters = jax.tree.map(lambda key: outputs[key], policy)
+    return types.PolicyValue(
+      policy=heads.make_head(action_spec)(parameters),
+      value=jax.tree.map(lambda key: jnp.squeeze(outputs[key], -1), value),
+    )
+
+  inputs = input_specs(spec, dtype)
+  network = transform(fn, inputs=inputs)
+  jax.eval_shape(network.init, jax.random.key(0), inputs)
+  return network
+
+
+def input_specs(spec: spec_lib.GraphSpec, dtype: Any = jnp.float32) -> Any:
+  """Shapes and dtypes of one step's inputs, `[1, size]` by key."""
+  return {
+    key: jax.ShapeDtypeStruct((1, size), dtype)
+    for key, size in spec.input_sizes.items()
+  }
+
+
+def _check_outputs(sizes, policy, value) -> None:
+  wanted = [*jax.tree.leaves(policy), *jax.tree.leaves(value)]
+  missing = sorted(set(wanted) - set(sizes))
+  if missing:
+    raise ValueError(
+      f'the graph has the outputs {sorted(sizes)}, but {missing} are asked '
+      'for; declare them with `add_output(name, size, output_to=...)`, or say '
+      'with `policy` and `value` which outputs to take'
+    )
+  wide = {k: sizes[k] for k in jax.tree.leaves(value) if sizes[k] != 1}
+  if wide:
+    raise ValueError(f'a value output must have size 1, got {wide}')
+
+
+@dataclasses.dataclass
+class _Signature:
+  """Shapes and dtypes of one step's inputs, as last seen."""
+
+  inputs: Any
+
+  def batched(self, batch_size: int) -> Any:
+    if self.inputs is None:
+      raise ValueError(
+        'the shapes of the inputs are not known yet: call `init` first, or '
+        'give `inputs` to `transform`'
+      )
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype),
+      self.inputs,
+    )
+
+
+def _initial_carry(init, inputs):
+  # Compiled, so that parameters that nobody asks for are never computed.
+  def carry(key):
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
+    return init(key, zeros)[1].carry
+
+  return jax.jit(carry)
+
+
+def _batch_shape(inputs: Any, ndim: int) -> tuple[int, ...]:
+  """The leading axes that all inputs share."""
+  leaves = jax.tree_util.tree_leaves_with_path(inputs)
+  if not leaves:
+    raise ValueError('the inputs hold no array, so there is no batch')
+  shapes = {
+    jax.tree_util.keystr(path) or 'inputs': jnp.shape(x)[:ndim]
+    for path, x in leaves
+  }
+  shape = next(iter(shapes.values()))
+  if len(shape) < ndim or any(s != shape for s in shapes.values()):
+    axes = '[B, ...]' if ndim == 1 else '[T, B, ...]'
+    raise ValueError(f'inputs must share leading axes {axes}, got {shapes}')
+  return shape
+
+
+def _check_rows(name: str, inputs: Any, is_first: Any, ndim: int) -> None:
+  shape = _batch_shape(inputs, ndim)
+  given = jnp.shape(is_first)
+  if given != shape:
+    hint = 'use `apply` for one row and `unroll` for a sequence'
+    raise ValueError(
+      f'`{name}` needs `is_first` of shape {shape} for these inputs, '
+      f'got {given}; {hint}'
+    )
+  if jnp.result_type(is_first) != jnp.bool_:
+    raise TypeError(f'`is_first` must be bool, got {jnp.result_type(is_first)}')
+
+
+def _check_carry(carry: Any, batch_size: int) -> None:
+  for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
+    if jnp.shape(leaf)[:1] != (batch_size,):
+      raise ValueError(
+        f'carry{jax.tree_util.keystr(path)} must have the batch as leading '
+        f'axis ({batch_size}), got shape {jnp.shape(leaf)}'
+      )
