@@ -1,1 +1,1 @@
-
+"""Graphs of populations: as data, as pictures, and as running programs."""
