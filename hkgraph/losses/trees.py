@@ -1,0 +1,98 @@
+"""Numbers of several heads: dicts with one entry per head.
+
+A lone number stands for a single head everywhere.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from hkgraph import types
+
+
+def check_same_keys(**trees: Any) -> None:
+  """Checks that the arguments are dicts of the same keys, or none is a dict.
+
+  Args:
+    **trees: What to compare, by the names to use in the error.
+
+  Raises:
+    ValueError: Names both arguments and their keys.
+  """
+
+  def describe(tree):
+    return f'keys {sorted(tree)}' if isinstance(tree, Mapping) else 'no keys'
+
+  (name, first), *others = trees.items()
+  for other_name, other in others:
+    if describe(first) != describe(other):
+      raise ValueError(
+        f'`{name}` has {describe(first)} but `{other_name}` has '
+        f'{describe(other)}; they must be the same. (`combine` makes one '
+        'array from several.)'
+      )
+
+
+def map_heads(fn: Callable[..., Any], **trees: Any) -> Any:
+  """Applies `fn` to the entries of dicts of the same keys, or to no dicts.
+
+  Args:
+    fn: Takes one entry of every tree, in the order given.
+    **trees: Dicts of the same keys, or none is a dict.
+
+  Returns:
+    A dict of what `fn` returned, or just that.
+
+  Raises:
+    ValueError: If keys differ.
+  """
+  check_same_keys(**trees)
+  first, *_ = trees.values()
+  if not isinstance(first, Mapping):
+    return fn(*trees.values())
+  return {
+    key: fn(*(tree[key] for tree in trees.values())) for key in sorted(first)
+  }
+
+
+def combine(
+  tree: types.ArrayTree, weights: Mapping[str, float] | None = None
+) -> types.Array:
+  """Adds up the entries of a dict.
+
+  Args:
+    tree: A dict of arrays of one shape; an array is returned as it is.
+    weights: Factor per key; all 1 if None.
+
+  Returns:
+    An array of the shape of the entries.
+
+  Raises:
+    ValueError: If the weights' keys are not those of the tree.
+  """
+  chex.assert_equal_shape(jax.tree.leaves(tree))
+  if weights is not None:
+    tree = map_heads(lambda x, weight: weight * x, tree=tree, weights=weights)
+  return sum(jax.tree.leaves(tree))
+
+
+def report(
+  name: str, tree: types.ArrayTree, reduce: Callable[..., types.Array]
+) -> types.Metrics:
+  """Names a number of all heads together, and of each if there are several.
+
+  Args:
+    name: Of the metric.
+    tree: A scalar, or a dict of them.
+    reduce: Makes one scalar of a vector of them, as `jnp.sum` does.
+
+  Returns:
+    `{name: reduced}`, for a dict also `{name/key: entry}`.
+  """
+  metrics = {name: reduce(jnp.stack(jax.tree.leaves(tree)))}
+  if isinstance(tree, Mapping):
+    metrics |= {f'{name}/{key}': x for key, x in tree.items()}
+  return metrics
