@@ -61,6 +61,28 @@ def normalise_advantages(
   return jax.tree.map(normalise, advantage)
 
 
+def combine(
+  tree: types.ArrayTree, weights: Mapping[str, float] | None = None
+) -> types.Array:
+  """Adds up the entries of a dict, for a policy that serves several rewards.
+
+  Args:
+    tree: A dict of arrays of one shape; an array is returned as it is.
+    weights: Factor per key; all 1 if None.
+
+  Returns:
+    An array of the shape of the entries.
+
+  Raises:
+    ValueError: If the weights' keys are not those of the tree.
+  """
+  if weights is not None:
+    tree = trees.map_heads(
+      lambda x, weight: weight * x, tree=tree, weights=weights
+    )
+  return trees.total(tree)
+
+
 def clipped_surrogate_loss(
   log_ratio: types.Array,
   advantage: types.Array,
@@ -181,7 +203,7 @@ def ppo_loss(
   one advantage per head each has its own surrogate, and these add up; with a
   single advantage the heads' log-densities are added into one ratio. Losses of
   several values add up. A single policy takes a single advantage:
-  `trees.combine` makes it from a dict.
+  `combine` makes it from a dict.
 
   Args:
     policy: A distribution over actions with the rows of the batch, or a dict.
@@ -222,9 +244,9 @@ def ppo_loss(
     lambda p: masked.mean(p.entropy(), mask), policy=policy
   )
   loss = (
-    trees.combine(policy_losses)
-    + value_cost * trees.combine(value_losses)
-    - entropy_cost * trees.combine(entropies)
+    trees.total(policy_losses)
+    + value_cost * trees.total(value_losses)
+    - entropy_cost * trees.total(entropies)
   )
   metrics = (
     {'loss': loss}
@@ -247,7 +269,7 @@ def _log_ratio(policy: Any, batch: PPOBatch) -> types.ArrayTree:
   if isinstance(batch.advantage, Mapping):
     trees.check_same_keys(policy=policy, advantage=batch.advantage)
     return log_ratio
-  return trees.combine(log_ratio)
+  return trees.total(log_ratio)
 
 
 def _diagnostics(

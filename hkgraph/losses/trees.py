@@ -31,8 +31,7 @@ def check_same_keys(**trees: Any) -> None:
     if describe(first) != describe(other):
       raise ValueError(
         f'`{name}` has {describe(first)} but `{other_name}` has '
-        f'{describe(other)}; they must be the same. (`combine` makes one '
-        'array from several.)'
+        f'{describe(other)}; they must be the same.'
       )
 
 
@@ -58,24 +57,9 @@ def map_heads(fn: Callable[..., Any], **trees: Any) -> Any:
   }
 
 
-def combine(
-  tree: types.ArrayTree, weights: Mapping[str, float] | None = None
-) -> types.Array:
-  """Adds up the entries of a dict.
-
-  Args:
-    tree: A dict of arrays of one shape; an array is returned as it is.
-    weights: Factor per key; all 1 if None.
-
-  Returns:
-    An array of the shape of the entries.
-
-  Raises:
-    ValueError: If the weights' keys are not those of the tree.
-  """
+def total(tree: types.ArrayTree) -> types.Array:
+  """Adds up the entries of a dict of arrays of one shape."""
   chex.assert_equal_shape(jax.tree.leaves(tree))
-  if weights is not None:
-    tree = map_heads(lambda x, weight: weight * x, tree=tree, weights=weights)
   return sum(jax.tree.leaves(tree))
 
 
