@@ -24,6 +24,24 @@ def mean(x: types.Array, mask: types.Array) -> types.Array:
   return jnp.sum(jnp.where(mask, x, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
+def centre(x: types.Array, mask: types.Array) -> types.Array:
+  """Subtracts the mean over the rows of `mask`.
+
+  It does so twice: the first mean is rounded, which would be all that is left
+  of rows that are equal, and a division by their deviation would magnify it.
+
+  Args:
+    x: Shape `[...]`.
+    mask: Whether a row counts, bool, shape `[...]`.
+
+  Returns:
+    Shape `[...]`; 0 outside of the mask.
+  """
+  for _ in range(2):
+    x = jnp.where(mask, x - mean(x, mask), 0)
+  return x
+
+
 def variance(x: types.Array, mask: types.Array) -> types.Array:
   """Averages the squared distance of `x` from its mean over the rows of `mask`.
 
@@ -34,7 +52,7 @@ def variance(x: types.Array, mask: types.Array) -> types.Array:
   Returns:
     A scalar; 0 for fewer than two rows.
   """
-  return mean(jnp.square(x - mean(x, mask)), mask)
+  return mean(jnp.square(centre(x, mask)), mask)
 
 
 def explained_variance(
@@ -49,10 +67,11 @@ def explained_variance(
 
   Returns:
     `1 - Var(target - value) / Var(target)`, a scalar, at most 1; 0 where the
-    targets do not vary.
+    targets do not vary beyond rounding.
   """
   chex.assert_equal_shape([value, target, mask])
   total = variance(target, mask)
-  varies = total > 0
+  rounding = jnp.square(4 * jnp.finfo(target.dtype).eps)
+  varies = total > rounding * mean(jnp.square(target), mask)
   residual = variance(target - value, mask) / jnp.where(varies, total, 1)
   return jnp.where(varies, 1 - residual, 0)

@@ -54,9 +54,8 @@ def normalise_advantages(
   """
 
   def normalise(x):
-    x = jax.lax.stop_gradient(x)
-    centred = jnp.where(mask, x - masked.mean(x, mask), 0)
-    return centred / (jnp.sqrt(masked.variance(x, mask)) + eps)
+    x = masked.centre(jax.lax.stop_gradient(x), mask)
+    return x / (jnp.sqrt(masked.mean(jnp.square(x), mask)) + eps)
 
   return jax.tree.map(normalise, advantage)
 
@@ -267,6 +266,11 @@ def _log_ratio(policy: Any, batch: PPOBatch) -> types.ArrayTree:
     log_prob=batch.log_prob,
   )
   if isinstance(batch.advantage, Mapping):
+    if not isinstance(policy, Mapping):
+      raise ValueError(
+        'A single policy needs a single `advantage`, got keys '
+        f'{sorted(batch.advantage)}; make it with `combine`.'
+      )
     trees.check_same_keys(policy=policy, advantage=batch.advantage)
     return log_ratio
   return trees.total(log_ratio)
