@@ -1,0 +1,392 @@
+"""Trains an agent in environments that JAX can run."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hkgraph import envs
+from hkgraph import network as network_lib
+from hkgraph.envs import protocol, wrappers
+from hkgraph.graph import spec as spec_lib
+from hkgraph.learners import agent as agent_lib
+from hkgraph.learners import config as config_lib
+from hkgraph.learners import ppo
+from hkgraph.training import actor, evaluator, loggers, run_folder
+
+Update = Callable[[Any], tuple[Any, Any]]
+_FAULT = 'nonfinite/'
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+  """What a training leaves.
+
+  Attributes:
+    agent: The agent that was trained.
+    learner_state: Its last good state.
+    metrics: One row per update, as the loggers got it.
+    steps: Environment steps that were made.
+    evaluation: The final evaluation; None if there was none.
+    interrupted: Whether Ctrl-C ended the training.
+    run_dir: The run folder; None if there is none.
+  """
+
+  agent: agent_lib.Agent
+  learner_state: agent_lib.LearnerState
+  metrics: Sequence[Mapping[str, float]]
+  steps: int
+  evaluation: evaluator.Evaluation | None
+  interrupted: bool
+  run_dir: pathlib.Path | None
+
+
+class NonFiniteError(FloatingPointError):
+  """A training met, or made, numbers that are not finite.
+
+  Attributes:
+    result: The `TrainResult` with the last good state.
+  """
+
+  def __init__(self, message: str, result: TrainResult):
+    super().__init__(message)
+    self.result = result
+
+
+def train(
+  env: protocol.Environment | str,
+  network: network_lib.Network | spec_lib.GraphSpec,
+  config: config_lib.PPOConfig,
+  *,
+  total_steps: int,
+  seed: int = 0,
+  run_dir: str | os.PathLike[str] | None = None,
+  eval_episodes: int = 100,
+  normalize: bool = False,
+  progress: bool | None = None,
+  logger: loggers.Logger | None = None,
+) -> TrainResult:
+  """Trains an agent, saves it and evaluates it.
+
+  Each update is one compiled call that acts and learns. There are as many
+  updates as make up `total_steps`, the last one whole: 1000 steps at 300 per
+  update are 1200. Ctrl-C ends the training after the update that runs; what
+  was reached is saved and returned, without an evaluation. A second Ctrl-C
+  raises `KeyboardInterrupt`.
+
+  A run folder receives `config.json`, `metrics.jsonl`, `weights.npz`,
+  `evaluation.json` and `learning_curve.png`, and `graph.json` and `graph.png`
+  of a graph.
+
+  Args:
+    env: A single environment, or the name of a built-in one.
+    network: A network with `PolicyValue` outputs; or a graph with the outputs
+      that `policy_network` asks for by default, and `value_KEY` for each key
+      of a dict of rewards.
+    config: Hyperparameters; `total_updates` is set here.
+    total_steps: Environment steps, all environments together; at least 1.
+    seed: Decides everything that is random.
+    run_dir: A folder that is empty or does not exist; None writes nothing.
+    eval_episodes: Episodes of the deterministic evaluation; 0 for none.
+    normalize: Whether the observations of a graph are normalised.
+    progress: Whether to show a bar; None shows it if rich is installed.
+    logger: Gets one row of metrics per update; closed at the end.
+
+  Returns:
+    The result.
+
+  Raises:
+    FileExistsError: If `run_dir` is not empty.
+    NonFiniteError: If an observation, a reward or the learner's state is not
+      finite: a `FloatingPointError` that names what. The last good state is
+      saved, and in its `result`.
+  """
+  protocol.check_int('total_steps', total_steps)
+  protocol.check_int('eval_episodes', eval_episodes, minimum=0)
+  per_update = config.num_envs * config.num_steps
+  num_updates = -(-total_steps // per_update)
+  config = dataclasses.replace(config, total_updates=num_updates)
+  description = run_folder.Description(
+    environment=env if isinstance(env, str) else None,
+    graph=network if isinstance(network, spec_lib.GraphSpec) else None,
+    normalize=normalize,
+    config=config,
+    total_steps=total_steps,
+    seed=seed,
+  )
+  path = None if run_dir is None else run_folder.create(run_dir)
+  env, agent = build(env, network, config, normalize=normalize)
+  init_key, eval_key = jax.random.split(jax.random.key(seed))
+  update, state = make_update(agent, env, config, init_key)
+  if path:
+    run_folder.write_description(path, description)
+  sinks = _sinks(progress, logger, path, num_updates * per_update)
+  with contextlib.ExitStack() as stack:
+    for sink in sinks:
+      stack.callback(sink.close)
+    journal = _Journal(sinks, per_update)
+    interrupted = stack.enter_context(_catch_interrupt())
+    learner_state = _run(update, state, num_updates, journal, interrupted)
+  result = TrainResult(
+    agent=agent,
+    learner_state=learner_state,
+    metrics=journal.rows,
+    steps=len(journal.rows) * per_update,
+    evaluation=None,
+    interrupted=interrupted.is_set(),
+    run_dir=path,
+  )
+  if path:
+    _save(result, description)
+  if journal.faults:
+    raise NonFiniteError(_fault_message(journal, path), result)
+  if eval_episodes and not result.interrupted:
+    result = _evaluate(result, env, eval_key, eval_episodes)
+  return result
+
+
+def build(
+  env: protocol.Environment | str,
+  network: network_lib.Network | spec_lib.GraphSpec,
+  config: config_lib.PPOConfig,
+  *,
+  normalize: bool = False,
+) -> tuple[protocol.Environment, agent_lib.Agent]:
+  """Makes environment and agent of what `train` takes."""
+  if isinstance(env, str):
+    env = envs.make(env)
+  if isinstance(network, spec_lib.GraphSpec):
+    reward_spec = env.reward_spec()
+    value = 'value'
+    if isinstance(reward_spec, Mapping):
+      value = {key: f'value_{key}' for key in reward_spec}
+    network = network_lib.policy_network(
+      network, env.action_spec(), value=value, normalize=normalize
+    )
+  return env, ppo.make_ppo(network, config)
+
+
+def restore(
+  run_dir: str | os.PathLike[str],
+) -> tuple[protocol.Environment, agent_lib.Agent, Any, Any]:
+  """Rebuilds what a run folder describes.
+
+  Args:
+    run_dir: A run folder of a built-in environment and a graph.
+
+  Returns:
+    Environment, agent, parameters and statistics.
+
+  Raises:
+    FileNotFoundError: If `run_dir` is no run folder, or holds no weights.
+    ValueError: If a file is damaged or does not fit the others, or if
+      environment or network were made by hand.
+  """
+  description = run_folder.read_description(run_dir)
+  if description.environment is None or description.graph is None:
+    raise ValueError(
+      f'{str(run_dir)!r} cannot be rebuilt: its environment or network was '
+      'made by hand; make them again and read the weights with '
+      '`checkpoint.load`'
+    )
+  env, agent = build(
+    description.environment,
+    description.graph,
+    description.config,
+    normalize=description.normalize,
+  )
+  key = jax.random.key(0)
+
+  def init(key):
+    _, timestep = wrappers.Vectorize(env, 1).reset(key)
+    return agent.init(key, timestep)
+
+  like = jax.eval_shape(init, key)
+  weights = run_folder.load_weights(run_dir, like.params, like.statistics)
+  return env, agent, *weights
+
+
+def make_update(
+  agent: agent_lib.Agent,
+  env: protocol.Environment,
+  config: config_lib.PPOConfig,
+  key: jax.Array,
+) -> tuple[Update, Any]:
+  """Makes the compiled update, and the state before the first one.
+
+  Args:
+    agent: The agent.
+    env: A single environment.
+    config: Its `num_envs` and `num_steps` are the size of a rollout.
+    key: A typed key. Consumed.
+
+  Returns:
+    A function `((learner_state, actor_state)) -> (same, metrics)` that is
+    given its argument to keep, and the first argument.
+  """
+  envs_ = wrappers.EpisodeStatistics(wrappers.Vectorize(env, config.num_envs))
+
+  def start(key):
+    learner_key, actor_key, row_key = jax.random.split(key, 3)
+    learner_state = agent.init(learner_key, envs_.reset(row_key)[1])
+    actor_state = actor.initial_actor_state(agent, envs_, actor_key)
+    return learner_state, actor_state
+
+  def update(state):
+    learner_state, actor_state = state
+    actor_state, trajectory, episodes = actor.rollout(
+      agent, envs_, learner_state, actor_state, config.num_steps
+    )
+    learner_state, metrics = agent.update(learner_state, trajectory)
+    rows = jax.tree.map(lambda x: x[1:], trajectory.timestep)
+    metrics |= wrappers.finished_episode_metrics(rows, **episodes)
+    return (learner_state, actor_state), metrics
+
+  # Copied, as no two leaves may share a buffer that is given away.
+  state = jax.tree.map(jnp.copy, jax.jit(start)(key))
+  return jax.jit(update, donate_argnums=0), state
+
+
+class _Journal:
+  """Turns the metrics of updates into rows, and hands them to loggers."""
+
+  def __init__(self, sinks: Sequence[loggers.Logger], steps_per_update: int):
+    self.rows = []
+    self.faults = []
+    self._sinks = sinks
+    self._steps_per_update = steps_per_update
+    self._begin = time.perf_counter()
+
+  def write(self, metrics: Mapping[str, jax.Array]) -> None:
+    metrics = {k: v.item() for k, v in jax.device_get(metrics).items()}
+    number = len(self.rows) + 1
+    seconds = time.perf_counter() - self._begin
+    row = {
+      'update': number,
+      'steps': number * self._steps_per_update,
+      'seconds': seconds,
+      'steps_per_second': self._speed(seconds),
+    }
+    row |= {k: v for k, v in metrics.items() if _says_something(k, metrics)}
+    self.faults = [k for k in row if k.startswith(_FAULT)]
+    self.rows.append(row)
+    for sink in self._sinks:
+      sink.write(row)
+
+  def _speed(self, seconds: float) -> float:
+    """Steps per second since the first row, as compiling comes before it."""
+    if not self.rows:
+      return self._steps_per_update / seconds
+    elapsed = seconds - self.rows[0]['seconds']
+    return len(self.rows) * self._steps_per_update / elapsed
+
+
+def _says_something(name: str, metrics: Mapping[str, float]) -> bool:
+  if name.startswith('episode_'):
+    return metrics['episodes'] > 0
+  return not name.startswith(_FAULT) or metrics[name] > 0
+
+
+def _run(
+  update: Update,
+  state: Any,
+  num_updates: int,
+  journal: _Journal,
+  interrupted: threading.Event,
+) -> agent_lib.LearnerState:
+  """Updates; fetches the metrics of each update while the next one runs."""
+  pending = None
+  for _ in range(num_updates):
+    state, metrics = update(state)
+    if pending is not None:
+      journal.write(pending)
+    pending = metrics
+    if interrupted.is_set() or journal.faults:
+      break
+  faults = journal.faults
+  journal.write(pending)
+  journal.faults = faults or journal.faults
+  return state[0]
+
+
+@contextlib.contextmanager
+def _catch_interrupt() -> Iterator[threading.Event]:
+  """Notes the first Ctrl-C, so that no update is cut in two."""
+  event = threading.Event()
+  default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  if not default or threading.current_thread() is not threading.main_thread():
+    yield event
+    return
+
+  def note(signum, frame):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    event.set()
+
+  signal.signal(signal.SIGINT, note)
+  try:
+    yield event
+  finally:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _sinks(
+  progress: bool | None,
+  logger: loggers.Logger | None,
+  path: pathlib.Path | None,
+  total_steps: int,
+) -> list[loggers.Logger]:
+  if progress is None:
+    progress = loggers.can_show_progress()
+  sinks = [] if logger is None else [logger]
+  if path:
+    sinks.append(loggers.JsonLines(path / 'metrics.jsonl'))
+  if progress:
+    sinks.append(loggers.Progress(total_steps))
+  return sinks
+
+
+def _save(result: TrainResult, description: run_folder.Description) -> None:
+  graph = description.graph
+  run_folder.save_weights(
+    result.run_dir,
+    result.learner_state.params,
+    result.learner_state.statistics,
+    {
+      'graph': None if graph is None else graph.digest(),
+      'steps': result.steps,
+      'updates': int(result.learner_state.num_updates),
+    },
+  )
+  run_folder.write_pictures(result.run_dir, description, result.metrics)
+
+
+def _evaluate(
+  result: TrainResult, env: protocol.Environment, key: jax.Array, episodes: int
+) -> TrainResult:
+  evaluate = evaluator.make_evaluator(result.agent, env, episodes=episodes)
+  state = result.learner_state
+  evaluation = evaluate(state.params, state.statistics, key)
+  if result.run_dir:
+    run_folder.write_evaluation(result.run_dir, evaluation)
+  return dataclasses.replace(result, evaluation=evaluation)
+
+
+def _fault_message(journal: _Journal, path: pathlib.Path | None) -> str:
+  names = ', '.join(name.removeprefix(_FAULT) for name in journal.faults)
+  saved = (
+    f'is saved in {str(path / "weights.npz")!r}'
+    if path
+    else ("is in this error's `result`")
+  )
+  return (
+    f'{names} held numbers that are not finite by update {len(journal.rows)}; '
+    f'the training stopped, and the last good state {saved}'
+  )

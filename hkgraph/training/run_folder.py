@@ -1,0 +1,175 @@
+"""The folder that a training leaves: everything to look at it and rebuild it.
+
+config.json         environment, hyperparameters, seed, versions
+graph.json, .png    the wiring, and its picture
+metrics.jsonl       one row per update
+learning_curve.png
+weights.npz         parameters and statistics
+evaluation.json     the final evaluation
+"""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from typing import Any
+
+from hkgraph import types
+from hkgraph.graph import spec as spec_lib
+from hkgraph.learners import config as config_lib
+from hkgraph.training import checkpoint, evaluator, loggers
+
+_PACKAGES = ('hkgraph', 'jax', 'dm-haiku', 'optax', 'rlax', 'distrax')
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+  """What was trained, as `config.json` and `graph.json` hold it.
+
+  Attributes:
+    environment: Name of a built-in environment; None if it was made by hand.
+    graph: The graph; None if the network was made by hand, or if the graph
+      holds functions without a public name.
+    normalize: Whether the graph's observations are normalised.
+    config: Hyperparameters.
+    total_steps: Environment steps that were asked for.
+    seed: Of the training.
+  """
+
+  environment: str | None
+  graph: spec_lib.GraphSpec | None
+  normalize: bool
+  config: config_lib.PPOConfig
+  total_steps: int
+  seed: int
+
+
+def create(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Makes the folder, and all folders above it.
+
+  Raises:
+    FileExistsError: If it holds anything, or is a file.
+  """
+  path = pathlib.Path(path)
+  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    raise FileExistsError(
+      f'run folder {str(path)!r} exists and is not empty; give another '
+      '`run_dir`, or remove it first'
+    )
+  path.mkdir(parents=True, exist_ok=True)
+  return path
+
+
+def write_description(path: pathlib.Path, description: Description) -> None:
+  """Writes `config.json`, and `graph.json` if the graph can be written."""
+  if description.graph is not None:
+    # JSON has no name for a function that is not public.
+    with contextlib.suppress(ValueError):
+      (path / 'graph.json').write_text(description.graph.to_json())
+  document = {
+    'environment': description.environment,
+    'normalize': description.normalize,
+    'total_steps': description.total_steps,
+    'seed': description.seed,
+    'config': dataclasses.asdict(description.config),
+    'versions': _versions(),
+  }
+  text = loggers.dumps(document, indent=2)
+  (path / 'config.json').write_text(text + '\n')
+
+
+def read_description(path: str | os.PathLike[str]) -> Description:
+  """Reads what `write_description` wrote.
+
+  Raises:
+    FileNotFoundError: If `path` is no run folder.
+    ValueError: If a file in it is damaged.
+  """
+  path = pathlib.Path(path)
+  file = path / 'config.json'
+  if not file.is_file():
+    raise FileNotFoundError(
+      f'no run in {str(path)!r}: a run folder holds `config.json`, as '
+      '`hkgraph train` writes it'
+    )
+  try:
+    document = json.loads(file.read_text())
+    graph = path / 'graph.json'
+    return Description(
+      environment=document['environment'],
+      graph=(
+        spec_lib.GraphSpec.from_json(graph.read_text())
+        if graph.is_file()
+        else None
+      ),
+      normalize=document['normalize'],
+      config=config_lib.PPOConfig(**document['config']),
+      total_steps=document['total_steps'],
+      seed=document['seed'],
+    )
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f'{file} is damaged: {error!r}') from error
+
+
+def save_weights(
+  path: pathlib.Path,
+  params: types.ArrayTree,
+  statistics: types.ArrayTree,
+  metadata: Mapping[str, Any],
+) -> None:
+  """Writes `weights.npz`."""
+  tree = {'params': params, 'statistics': statistics}
+  checkpoint.save(path / 'weights.npz', tree, metadata)
+
+
+def load_weights(
+  path: str | os.PathLike[str],
+  params: types.ArrayTree,
+  statistics: types.ArrayTree,
+) -> tuple[types.ArrayTree, types.ArrayTree]:
+  """Reads `weights.npz` into the structure of what is given."""
+  like = {'params': params, 'statistics': statistics}
+  tree, _ = checkpoint.load(pathlib.Path(path) / 'weights.npz', like)
+  return tree['params'], tree['statistics']
+
+
+def write_evaluation(
+  path: pathlib.Path, evaluation: evaluator.Evaluation
+) -> None:
+  """Writes `evaluation.json`."""
+  text = loggers.dumps(evaluation.to_dict())
+  (path / 'evaluation.json').write_text(text + '\n')
+
+
+def write_pictures(
+  path: pathlib.Path,
+  description: Description,
+  metrics: Sequence[Mapping[str, float]],
+) -> None:
+  """Draws graph and learning curve; does nothing without matplotlib."""
+  try:
+    import matplotlib  # noqa: F401
+  except ImportError:
+    return
+  from hkgraph import plotting
+
+  if description.graph is not None:
+    description.graph.draw(path / 'graph.png')
+  if any('episode_return' in row for row in metrics):
+    title = description.environment
+    figure = plotting.learning_curve(metrics, title=title)
+    figure.savefig(path / 'learning_curve.png')
+
+
+def _versions() -> dict[str, str]:
+  versions = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      versions[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      versions[package] = 'unknown'
+  return versions

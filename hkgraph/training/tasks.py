@@ -1,0 +1,117 @@
+"""The built-in tasks: environment, graph and hyperparameters that go together.
+
+Made without JAX: a command line that lists them stays fast.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import typing
+
+from hkgraph.learners import config as config_lib
+
+if typing.TYPE_CHECKING:
+  from hkgraph.graph import spec as spec_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """Something to train, as `train` takes it.
+
+  Attributes:
+    name: Of the task and of its environment.
+    summary: What there is to learn, in a line.
+    graph: Makes the graph of the network.
+    config: Hyperparameters.
+    total_steps: Environment steps of a training.
+    normalize: Whether observations are normalised.
+  """
+
+  name: str
+  summary: str
+  graph: Callable[[], 'spec_lib.GraphSpec']
+  config: config_lib.PPOConfig
+  total_steps: int
+  normalize: bool = False
+
+
+def cartpole_graph(hidden: int = 64) -> 'spec_lib.GraphSpec':
+  """Input, a swish population with a delay-1 self-loop, two read-outs."""
+  from hkgraph.graph import builder
+
+  graph = builder.PopulationGraph()
+  graph.add_input('state', 4, input_from='x')
+  graph.add_population('hidden', hidden, activation='jax.nn.swish')
+  graph.add_output('policy', 2)
+  graph.add_output('value', 1)
+  graph.connect('state', 'hidden')
+  graph.connect('hidden', 'hidden', delay=1)
+  graph.connect('hidden', 'policy')
+  graph.connect('hidden', 'value')
+  return graph.finalize()
+
+
+def delayed_recall_graph(
+  delay: int = 8, num_cues: int = 4, hidden: int = 32
+) -> 'spec_lib.GraphSpec':
+  """A hidden population that sees the cue at once and after `delay` steps.
+
+  With `delay=0` it has no memory: the control, of the same size.
+  """
+  from hkgraph.graph import builder
+
+  graph = builder.PopulationGraph()
+  graph.add_input('cue', num_cues, input_from='x')
+  graph.add_population('hidden', hidden, activation='jax.nn.swish')
+  graph.add_output('policy', num_cues)
+  graph.add_output('value', 1)
+  graph.connect('cue', 'hidden')
+  graph.connect('cue', 'hidden', delay=delay)
+  graph.connect('hidden', 'policy')
+  graph.connect('hidden', 'value')
+  return graph.finalize()
+
+
+def bodies_graph(num_bodies: int = 3, hidden: int = 32) -> 'spec_lib.GraphSpec':
+  """A controller per body; neighbours hear each other one step later."""
+  from hkgraph.graph import builder
+
+  graph = builder.PopulationGraph()
+  for i in range(num_bodies):
+    graph.add_input(f'sense_{i}', 6, input_from=f'body_{i}')
+    graph.add_population(f'hidden_{i}', hidden, activation='jax.nn.swish')
+    graph.add_output(f'policy_{i}', 4, output_to=f'policy_body_{i}')
+    graph.add_output(f'value_{i}', 1, output_to=f'value_body_{i}')
+    graph.connect(f'sense_{i}', f'hidden_{i}')
+    graph.connect(f'hidden_{i}', f'policy_{i}')
+    graph.connect(f'hidden_{i}', f'value_{i}')
+  for i in range(num_bodies):
+    for j in range(i):
+      graph.connect(f'hidden_{j}', f'hidden_{i}', delay=1, reciprocal=True)
+  return graph.finalize()
+
+
+_CARTPOLE = Task(
+  name='cartpole',
+  summary='Balance a pole on a cart; solved at a mean return of 475.',
+  graph=cartpole_graph,
+  config=config_lib.PPOConfig(),
+  total_steps=300_000,
+)
+
+_DELAYED_RECALL = Task(
+  name='delayed_recall',
+  summary='Name the cue that was shown eight steps ago; chance is 0.25.',
+  graph=delayed_recall_graph,
+  config=config_lib.PPOConfig(),
+  total_steps=100_000,
+)
+
+_BODIES = Task(
+  name='bodies',
+  summary='Bodies with heads of their own find their places in a formation.',
+  graph=bodies_graph,
+  config=config_lib.PPOConfig(advantage_mode='per_head'),
+  total_steps=300_000,
+)
+
+TASKS = {task.name: task for task in (_BODIES, _CARTPOLE, _DELAYED_RECALL)}
