@@ -153,9 +153,9 @@ def _eval(options: Eval) -> int:
   with _told_in_a_line():
     import jax
 
-    from hkgraph.training import evaluator, loop
+    from hkgraph.training import evaluator, run_folder
 
-    env, agent, params, statistics = loop.restore(options.run)
+    env, agent, params, statistics = run_folder.restore(options.run)
     evaluate = evaluator.make_evaluator(
       agent,
       env,

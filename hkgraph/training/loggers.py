@@ -1,12 +1,16 @@
 """Where the numbers of a training go while it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import json
 import math
 import os
+import time
 from typing import Any, Protocol
 
+import jax
+
 Row = Mapping[str, float]
+_FAULT = 'nonfinite/'  # Before the name of what a learner found at fault.
 
 
 class Logger(Protocol):
@@ -67,6 +71,62 @@ class Progress:
 
   def close(self) -> None:
     self._bar.stop()
+
+
+class Journal:
+  """Turns the metrics of updates into rows, and hands them to loggers.
+
+  Attributes:
+    rows: All rows so far.
+    faults: What held numbers that are not finite, the first time any did.
+    fault_update: The update in which that was; None if there was none.
+  """
+
+  def __init__(self, loggers: Sequence[Logger], steps_per_update: int):
+    """Begins at once, so that `seconds` count compiling too.
+
+    Args:
+      loggers: Get every row. They are not closed here.
+      steps_per_update: Environment steps.
+    """
+    self.rows: list[Row] = []
+    self.faults: list[str] = []
+    self.fault_update: int | None = None
+    self._loggers = loggers
+    self._steps_per_update = steps_per_update
+    self._begin = time.perf_counter()
+
+  def write(self, metrics: Mapping[str, Any]) -> None:
+    """Takes the metrics of the next update, and waits until they are there."""
+    metrics = {k: v.item() for k, v in jax.device_get(metrics).items()}
+    update = len(self.rows) + 1
+    seconds = time.perf_counter() - self._begin
+    row = {
+      'update': update,
+      'steps': update * self._steps_per_update,
+      'seconds': seconds,
+      'steps_per_second': self._speed(seconds),
+    }
+    row |= {k: v for k, v in metrics.items() if _says_something(k, metrics)}
+    faults = [k.removeprefix(_FAULT) for k in row if k.startswith(_FAULT)]
+    if faults and not self.faults:
+      self.faults, self.fault_update = faults, update
+    self.rows.append(row)
+    for logger in self._loggers:
+      logger.write(row)
+
+  def _speed(self, seconds: float) -> float:
+    """Steps per second since the first row, as compiling comes before it."""
+    if not self.rows:
+      return self._steps_per_update / seconds
+    elapsed = seconds - self.rows[0]['seconds']
+    return len(self.rows) * self._steps_per_update / elapsed
+
+
+def _says_something(name: str, metrics: Mapping[str, float]) -> bool:
+  if name.startswith('episode_'):
+    return metrics.get('episodes', 0) > 0
+  return not name.startswith(_FAULT) or metrics[name] > 0
 
 
 def can_show_progress() -> bool:

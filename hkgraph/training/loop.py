@@ -1,29 +1,22 @@
 """Trains an agent in environments that JAX can run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import os
 import pathlib
 import signal
 import threading
-import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from hkgraph import envs
 from hkgraph import network as network_lib
-from hkgraph.envs import protocol, wrappers
+from hkgraph.envs import protocol
 from hkgraph.graph import spec as spec_lib
 from hkgraph.learners import agent as agent_lib
 from hkgraph.learners import config as config_lib
-from hkgraph.learners import ppo
-from hkgraph.training import actor, evaluator, loggers, run_folder
-
-Update = Callable[[Any], tuple[Any, Any]]
-_FAULT = 'nonfinite/'
+from hkgraph.training import evaluator, loggers, run_folder, setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,16 +116,16 @@ def train(
     seed=seed,
   )
   path = None if run_dir is None else run_folder.create(run_dir)
-  env, agent = build(env, network, config, normalize=normalize)
+  env, agent = setup.build(env, network, config, normalize=normalize)
   init_key, eval_key = jax.random.split(jax.random.key(seed))
-  update, state = make_update(agent, env, config, init_key)
+  update, state = setup.make_update(agent, env, config, init_key)
   if path:
     run_folder.write_description(path, description)
   sinks = _sinks(progress, logger, path, num_updates * per_update)
   with contextlib.ExitStack() as stack:
     for sink in sinks:
       stack.callback(sink.close)
-    journal = _Journal(sinks, per_update)
+    journal = loggers.Journal(sinks, per_update)
     interrupted = stack.enter_context(_catch_interrupt())
     learner_state = _run(update, state, num_updates, journal, interrupted)
   result = TrainResult(
@@ -153,153 +146,11 @@ def train(
   return result
 
 
-def build(
-  env: protocol.Environment | str,
-  network: network_lib.Network | spec_lib.GraphSpec,
-  config: config_lib.PPOConfig,
-  *,
-  normalize: bool = False,
-) -> tuple[protocol.Environment, agent_lib.Agent]:
-  """Makes environment and agent of what `train` takes."""
-  if isinstance(env, str):
-    env = envs.make(env)
-  if isinstance(network, spec_lib.GraphSpec):
-    reward_spec = env.reward_spec()
-    value = 'value'
-    if isinstance(reward_spec, Mapping):
-      value = {key: f'value_{key}' for key in reward_spec}
-    network = network_lib.policy_network(
-      network, env.action_spec(), value=value, normalize=normalize
-    )
-  return env, ppo.make_ppo(network, config)
-
-
-def restore(
-  run_dir: str | os.PathLike[str],
-) -> tuple[protocol.Environment, agent_lib.Agent, Any, Any]:
-  """Rebuilds what a run folder describes.
-
-  Args:
-    run_dir: A run folder of a built-in environment and a graph.
-
-  Returns:
-    Environment, agent, parameters and statistics.
-
-  Raises:
-    FileNotFoundError: If `run_dir` is no run folder, or holds no weights.
-    ValueError: If a file is damaged or does not fit the others, or if
-      environment or network were made by hand.
-  """
-  description = run_folder.read_description(run_dir)
-  if description.environment is None or description.graph is None:
-    raise ValueError(
-      f'{str(run_dir)!r} cannot be rebuilt: its environment or network was '
-      'made by hand; make them again and read the weights with '
-      '`checkpoint.load`'
-    )
-  env, agent = build(
-    description.environment,
-    description.graph,
-    description.config,
-    normalize=description.normalize,
-  )
-  key = jax.random.key(0)
-
-  def init(key):
-    _, timestep = wrappers.Vectorize(env, 1).reset(key)
-    return agent.init(key, timestep)
-
-  like = jax.eval_shape(init, key)
-  weights = run_folder.load_weights(run_dir, like.params, like.statistics)
-  return env, agent, *weights
-
-
-def make_update(
-  agent: agent_lib.Agent,
-  env: protocol.Environment,
-  config: config_lib.PPOConfig,
-  key: jax.Array,
-) -> tuple[Update, Any]:
-  """Makes the compiled update, and the state before the first one.
-
-  Args:
-    agent: The agent.
-    env: A single environment.
-    config: Its `num_envs` and `num_steps` are the size of a rollout.
-    key: A typed key. Consumed.
-
-  Returns:
-    A function `((learner_state, actor_state)) -> (same, metrics)` that is
-    given its argument to keep, and the first argument.
-  """
-  envs_ = wrappers.EpisodeStatistics(wrappers.Vectorize(env, config.num_envs))
-
-  def start(key):
-    learner_key, actor_key, row_key = jax.random.split(key, 3)
-    learner_state = agent.init(learner_key, envs_.reset(row_key)[1])
-    actor_state = actor.initial_actor_state(agent, envs_, actor_key)
-    return learner_state, actor_state
-
-  def update(state):
-    learner_state, actor_state = state
-    actor_state, trajectory, episodes = actor.rollout(
-      agent, envs_, learner_state, actor_state, config.num_steps
-    )
-    learner_state, metrics = agent.update(learner_state, trajectory)
-    rows = jax.tree.map(lambda x: x[1:], trajectory.timestep)
-    metrics |= wrappers.finished_episode_metrics(rows, **episodes)
-    return (learner_state, actor_state), metrics
-
-  # Copied, as no two leaves may share a buffer that is given away.
-  state = jax.tree.map(jnp.copy, jax.jit(start)(key))
-  return jax.jit(update, donate_argnums=0), state
-
-
-class _Journal:
-  """Turns the metrics of updates into rows, and hands them to loggers."""
-
-  def __init__(self, sinks: Sequence[loggers.Logger], steps_per_update: int):
-    self.rows = []
-    self.faults = []
-    self._sinks = sinks
-    self._steps_per_update = steps_per_update
-    self._begin = time.perf_counter()
-
-  def write(self, metrics: Mapping[str, jax.Array]) -> None:
-    metrics = {k: v.item() for k, v in jax.device_get(metrics).items()}
-    number = len(self.rows) + 1
-    seconds = time.perf_counter() - self._begin
-    row = {
-      'update': number,
-      'steps': number * self._steps_per_update,
-      'seconds': seconds,
-      'steps_per_second': self._speed(seconds),
-    }
-    row |= {k: v for k, v in metrics.items() if _says_something(k, metrics)}
-    self.faults = [k for k in row if k.startswith(_FAULT)]
-    self.rows.append(row)
-    for sink in self._sinks:
-      sink.write(row)
-
-  def _speed(self, seconds: float) -> float:
-    """Steps per second since the first row, as compiling comes before it."""
-    if not self.rows:
-      return self._steps_per_update / seconds
-    elapsed = seconds - self.rows[0]['seconds']
-    return len(self.rows) * self._steps_per_update / elapsed
-
-
-def _says_something(name: str, metrics: Mapping[str, float]) -> bool:
-  if name.startswith('episode_'):
-    return metrics['episodes'] > 0
-  return not name.startswith(_FAULT) or metrics[name] > 0
-
-
 def _run(
-  update: Update,
+  update: setup.Update,
   state: Any,
   num_updates: int,
-  journal: _Journal,
+  journal: loggers.Journal,
   interrupted: threading.Event,
 ) -> agent_lib.LearnerState:
   """Updates; fetches the metrics of each update while the next one runs."""
@@ -311,9 +162,7 @@ def _run(
     pending = metrics
     if interrupted.is_set() or journal.faults:
       break
-  faults = journal.faults
   journal.write(pending)
-  journal.faults = faults or journal.faults
   return state[0]
 
 
@@ -379,14 +228,12 @@ def _evaluate(
   return dataclasses.replace(result, evaluation=evaluation)
 
 
-def _fault_message(journal: _Journal, path: pathlib.Path | None) -> str:
-  names = ', '.join(name.removeprefix(_FAULT) for name in journal.faults)
-  saved = (
-    f'is saved in {str(path / "weights.npz")!r}'
-    if path
-    else ("is in this error's `result`")
-  )
+def _fault_message(journal: loggers.Journal, path: pathlib.Path | None) -> str:
+  saved = "in this error's `result`"
+  if path:
+    saved = f'saved in {str(path / "weights.npz")!r}'
   return (
-    f'{names} held numbers that are not finite by update {len(journal.rows)}; '
-    f'the training stopped, and the last good state {saved}'
+    f'{", ".join(journal.faults)} held numbers that are not finite in update '
+    f'{journal.fault_update}; the training stopped, and the last good state is '
+    f'{saved}'
   )

@@ -18,10 +18,14 @@ import pathlib
 import platform
 from typing import Any
 
+import jax
+
 from hkgraph import types
+from hkgraph.envs import protocol, wrappers
 from hkgraph.graph import spec as spec_lib
+from hkgraph.learners import agent as agent_lib
 from hkgraph.learners import config as config_lib
-from hkgraph.training import checkpoint, evaluator, loggers
+from hkgraph.training import checkpoint, evaluator, loggers, setup
 
 _PACKAGES = ('hkgraph', 'jax', 'dm-haiku', 'optax', 'rlax', 'distrax')
 
@@ -163,6 +167,46 @@ def write_pictures(
     title = description.environment
     figure = plotting.learning_curve(metrics, title=title)
     figure.savefig(path / 'learning_curve.png')
+
+
+def restore(
+  run_dir: str | os.PathLike[str],
+) -> tuple[protocol.Environment, agent_lib.Agent, Any, Any]:
+  """Rebuilds what a run folder describes.
+
+  Args:
+    run_dir: A run folder of a built-in environment and a graph.
+
+  Returns:
+    Environment, agent, parameters and statistics.
+
+  Raises:
+    FileNotFoundError: If `run_dir` is no run folder, or holds no weights.
+    ValueError: If a file is damaged or does not fit the others, or if
+      environment or network were made by hand.
+  """
+  description = read_description(run_dir)
+  if description.environment is None or description.graph is None:
+    raise ValueError(
+      f'{str(run_dir)!r} cannot be rebuilt: its environment or network was '
+      'made by hand; make them again and read the weights with '
+      '`checkpoint.load`'
+    )
+  env, agent = setup.build(
+    description.environment,
+    description.graph,
+    description.config,
+    normalize=description.normalize,
+  )
+  key = jax.random.key(0)
+
+  def init(key):
+    _, timestep = wrappers.Vectorize(env, 1).reset(key)
+    return agent.init(key, timestep)
+
+  like = jax.eval_shape(init, key)
+  weights = load_weights(run_dir, like.params, like.statistics)
+  return env, agent, *weights
 
 
 def _versions() -> dict[str, str]:
