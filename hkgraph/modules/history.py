@@ -108,7 +108,7 @@ def past(history: History) -> types.ArrayTree:
 
   def order(values):
     length = values.shape[1]
-    slot = jnp.mod(history.count[:, None] + jnp.arange(length), length)
+    slot = jnp.mod(history.count[:, None] + jnp.arange(length)[None], length)
     return jnp.swapaxes(jax.vmap(lambda v, s: v[s])(values, slot), 0, 1)
 
   return jax.tree.map(order, history.values)
@@ -124,7 +124,7 @@ def from_past(values: types.ArrayTree, count: types.Array) -> History:
 
   def place(values):
     length = values.shape[0]
-    row = jnp.mod(jnp.arange(length) - count[:, None], length)
+    row = jnp.mod(jnp.arange(length)[None] - count[:, None], length)
     values = jnp.swapaxes(values, 0, 1)
     return jax.vmap(lambda v, r: v[r])(values, row)
 

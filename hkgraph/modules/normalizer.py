@@ -49,6 +49,7 @@ def moments_of(x: types.Array, mask: types.Array) -> Moments:
   Returns:
     Moments of shape `x.shape[mask.ndim:]`.
   """
+  x, mask = jnp.asarray(x), jnp.asarray(mask)
   axes = tuple(range(mask.ndim))
   empty = empty_moments(x.shape[mask.ndim :], x.dtype)
   x = x.astype(empty.mean.dtype)

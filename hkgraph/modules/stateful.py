@@ -101,6 +101,22 @@ def scan_rows(
   return hk.scan(body, carry, (rows.is_first, rows.mask, x))
 
 
+def batch_apply(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+  """Makes `fn`, which knows one leading axis only, take sequences too.
+
+  Args:
+    fn: A function of a tree of arrays `[N, ...]`, say a convolution.
+
+  Returns:
+    The same function of `[B, ...]` or, in a sequence, of `[T, B, ...]`.
+  """
+
+  def apply(x):
+    return hk.BatchApply(fn)(x) if current_rows().is_sequence else fn(x)
+
+  return apply
+
+
 def split_state(state: Mapping[str, Mapping[str, Any]]) -> types.NetworkState:
   """Splits Haiku state into carry and statistics.
 
