@@ -1,1 +1,106 @@
-"""Networks that are graphs of populations."""
+"""Networks that are graphs of populations.
+
+Written once as data, compiled by Haiku into pure functions, trained by pure
+learners. Names are imported when they are first asked for: rlax and distrax
+take seconds, and a graph needs neither.
+"""
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+  from hkgraph import envs as envs
+  from hkgraph.graph.builder import PopulationGraph as PopulationGraph
+  from hkgraph.graph.core import Connection as Connection
+  from hkgraph.graph.core import Graph as Graph
+  from hkgraph.graph.core import GraphCore as GraphCore
+  from hkgraph.graph.core import Population as Population
+  from hkgraph.graph.parameters import connection_params as connection_params
+  from hkgraph.graph.parameters import (
+    replace_connection_params as replace_connection_params,
+  )
+  from hkgraph.graph.spec import GraphSpec as GraphSpec
+  from hkgraph.graph.validate import GraphError as GraphError
+  from hkgraph.learners.agent import Agent as Agent
+  from hkgraph.learners.config import PPOConfig as PPOConfig
+  from hkgraph.learners.ppo import make_ppo as make_ppo
+  from hkgraph.modules.delay import Delay as Delay
+  from hkgraph.modules.heads import CategoricalHead as CategoricalHead
+  from hkgraph.modules.heads import MultiCategoricalHead as MultiCategoricalHead
+  from hkgraph.modules.heads import TanhNormalHead as TanhNormalHead
+  from hkgraph.modules.heads import make_head as make_head
+  from hkgraph.modules.normalizer import Moments as Moments
+  from hkgraph.modules.normalizer import Normalizer as Normalizer
+  from hkgraph.modules.routing import Concat as Concat
+  from hkgraph.modules.routing import Filter as Filter
+  from hkgraph.modules.routing import Map as Map
+  from hkgraph.modules.routing import Merge as Merge
+  from hkgraph.modules.routing import Parallel as Parallel
+  from hkgraph.modules.routing import Scale as Scale
+  from hkgraph.modules.routing import Split as Split
+  from hkgraph.modules.samplers import GaussianNoise as GaussianNoise
+  from hkgraph.modules.stateful import StatefulModule as StatefulModule
+  from hkgraph.modules.stateful import batch_apply as batch_apply
+  from hkgraph.network import Network as Network
+  from hkgraph.network import graph_network as graph_network
+  from hkgraph.network import policy_network as policy_network
+  from hkgraph.network import transform as transform
+  from hkgraph.training.loop import TrainResult as TrainResult
+  from hkgraph.training.loop import train as train
+  from hkgraph.types import NetworkState as NetworkState
+  from hkgraph.types import PolicyValue as PolicyValue
+  from hkgraph.types import TimeStep as TimeStep
+  from hkgraph.types import Trajectory as Trajectory
+
+__version__ = '0.1.0'
+
+# Where each public name lives; the imports above, for type checkers, agree.
+_HOMES = {
+  'graph.builder': ('PopulationGraph',),
+  'graph.core': ('Connection', 'Graph', 'GraphCore', 'Population'),
+  'graph.parameters': ('connection_params', 'replace_connection_params'),
+  'graph.spec': ('GraphSpec',),
+  'graph.validate': ('GraphError',),
+  'learners.agent': ('Agent',),
+  'learners.config': ('PPOConfig',),
+  'learners.ppo': ('make_ppo',),
+  'modules.delay': ('Delay',),
+  'modules.heads': (
+    'CategoricalHead',
+    'MultiCategoricalHead',
+    'TanhNormalHead',
+    'make_head',
+  ),
+  'modules.normalizer': ('Moments', 'Normalizer'),
+  'modules.routing': (
+    'Concat',
+    'Filter',
+    'Map',
+    'Merge',
+    'Parallel',
+    'Scale',
+    'Split',
+  ),
+  'modules.samplers': ('GaussianNoise',),
+  'modules.stateful': ('StatefulModule', 'batch_apply'),
+  'network': ('Network', 'graph_network', 'policy_network', 'transform'),
+  'training.loop': ('TrainResult', 'train'),
+  'types': ('NetworkState', 'PolicyValue', 'TimeStep', 'Trajectory'),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME, 'envs'])  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> typing.Any:
+  if name == 'envs':
+    return importlib.import_module('hkgraph.envs')
+  if name not in _HOME:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  home = importlib.import_module(f'hkgraph.{_HOME[name]}')
+  value = globals()[name] = getattr(home, name)
+  return value
+
+
+def __dir__() -> list[str]:
+  return [*globals(), *__all__]
