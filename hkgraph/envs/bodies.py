@@ -65,12 +65,9 @@ class Bodies:
 
   def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
     """Opens an episode. Consumes `key`."""
-    position_key, goal_key = jax.random.split(key)
-    shape = self._offset.shape
-    state = State(
-      position=jax.random.uniform(position_key, shape, jnp.float32, -1, 1),
-      goal=jax.random.uniform(goal_key, (2,), jnp.float32, -0.5, 0.5),
-    )
+    shape = (len(self._names) + 1, 2)
+    points = jax.random.uniform(key, shape, jnp.float32, -1, 1)
+    state = State(position=points[:-1], goal=0.5 * points[-1])
     return state, protocol.restart(self.reward_spec(), self._observe(state))
 
   def step(
