@@ -1,0 +1,67 @@
+"""Keeps numbers that are not finite out of a learner."""
+
+import jax
+import jax.numpy as jnp
+
+from hkgraph import types
+from hkgraph.learners import agent as agent_lib
+
+
+def select(
+  condition: types.Array, on_true: types.ArrayTree, on_false: types.ArrayTree
+) -> types.ArrayTree:
+  """Takes one of two trees as a whole, by a bool scalar."""
+  return jax.tree.map(
+    lambda x, y: jnp.where(condition, x, y), on_true, on_false
+  )
+
+
+def keep_finite(
+  old: agent_lib.LearnerState,
+  new: agent_lib.LearnerState,
+  trajectory: types.Trajectory,
+) -> tuple[agent_lib.LearnerState, types.Metrics]:
+  """Takes the new learner state, or the old one if anything is not finite.
+
+  What is looked at: observations of all rows, rewards of all transitions but
+  those into a `FIRST` row, and the new parameters, optimizer state and
+  statistics.
+
+  Args:
+    old: The state before the update.
+    new: The state after it.
+    trajectory: What it was made from.
+
+  Returns:
+    The state, and metrics: `skipped` (0 or 1), and the number of values that
+    are not finite, as `nonfinite/observation/...` and `nonfinite/reward/...`
+    by leaf, and as `nonfinite/params`, `nonfinite/opt_state` and
+    `nonfinite/statistics`.
+  """
+  timestep = trajectory.timestep
+  owned = ~timestep.first()[1:]
+  reward = jax.tree.map(
+    lambda r: jnp.where(owned, r[1:], jnp.zeros_like(r[1:])), timestep.reward
+  )
+  data = {'observation': timestep.observation, 'reward': reward}
+  metrics = {
+    'nonfinite/' + jax.tree_util.keystr(path, simple=True, separator='/'): (
+      _count(leaf)
+    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data)
+    if jnp.issubdtype(leaf.dtype, jnp.inexact)
+  }
+  for name in ('params', 'opt_state', 'statistics'):
+    metrics[f'nonfinite/{name}'] = _count(getattr(new, name))
+  skipped = jnp.any(jnp.stack(list(metrics.values())) > 0)
+  metrics['skipped'] = skipped.astype(jnp.int32)
+  return select(skipped, old, new), metrics
+
+
+def _count(tree: types.ArrayTree) -> types.Array:
+  counts = [
+    jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
+    for x in jax.tree.leaves(tree)
+    if jnp.issubdtype(x.dtype, jnp.inexact)
+  ]
+  return sum(counts, jnp.zeros((), jnp.int32))

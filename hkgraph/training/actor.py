@@ -1,0 +1,132 @@
+"""An agent in a batch of environments: how trajectories are made."""
+
+from typing import Any
+
+import chex
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from hkgraph import types
+from hkgraph.envs import protocol, wrappers
+
+Agent = Any  # A `learners.agent.Agent`, whichever learner made it.
+LearnerState = Any  # Anything with `params` and `statistics`.
+
+
+@chex.dataclass(frozen=True, mappable_dataclass=False)
+class ActorState:
+  """What one rollout leaves to the next.
+
+  Attributes:
+    environment: The environment's state.
+    timestep: The row that no action was taken at yet.
+    carry: The network's carry before that row.
+    key: Typed key that the next rollout splits.
+  """
+
+  environment: types.ArrayTree
+  timestep: types.TimeStep  # [B, ...]
+  carry: types.ArrayTree  # [B, ...]
+  key: chex.PRNGKey
+
+
+def initial_actor_state(
+  agent: Agent, env: protocol.BatchedEnvironment, key: chex.PRNGKey
+) -> ActorState:
+  """Resets the environments and puts the agent in front of them.
+
+  Args:
+    agent: An agent whose `init` has been called.
+    env: A batched environment.
+    key: A typed key. Consumed.
+
+  Returns:
+    The state before the first rollout. No two leaves share a buffer and none
+    is weakly typed, so it can be donated and compiles its callers once.
+  """
+  env_key, carry_key, actor_key = jax.random.split(key, 3)
+  environment, timestep = env.reset(env_key)
+  state = ActorState(
+    environment=environment,
+    timestep=timestep,
+    carry=agent.initial_carry(timestep.step_type.shape[0], carry_key),
+    key=actor_key,
+  )
+  return jax.tree.map(jnp.copy, protocol.canonicalise(state))
+
+
+def rollout(
+  agent: Agent,
+  env: protocol.BatchedEnvironment,
+  learner_state: LearnerState,
+  actor_state: ActorState,
+  num_steps: int,
+) -> tuple[ActorState, types.Trajectory, dict[str, Any]]:
+  """Acts for `num_steps` steps in every environment.
+
+  Row `T` is valued here as the bootstrap and met again as row 0 of the next
+  rollout. So its carry is thrown away here, and the carry that is handed on is
+  the one before it.
+
+  Args:
+    agent: The agent.
+    env: A batched environment that begins new episodes by itself.
+    learner_state: Whose parameters and statistics act.
+    actor_state: Where the last rollout ended.
+    num_steps: Transitions per environment `T`, at least 1.
+
+  Returns:
+    The new actor state; the trajectory of rows `0..T`; and, of an
+    `EpisodeStatistics`, `episode_return` and `episode_length` at rows `1..T`,
+    shape `[T, B]`, else an empty dict.
+  """
+  next_key, action_key, value_key = jax.random.split(actor_state.key, 3)
+
+  def act(carry, key, timestep):
+    state = types.NetworkState(carry=carry, statistics=learner_state.statistics)
+    output, state = agent.act(learner_state.params, state, key, timestep)
+    return output, state.carry
+
+  def step(state, key):
+    environment, timestep, carry = state
+    output, carry = act(carry, key, timestep)
+    environment, next_timestep = env.step(
+      environment, output.environment_action
+    )
+    row = (timestep, output.action, output.log_prob, output.value)
+    return (environment, next_timestep, carry), (row, _episodes(environment))
+
+  state = (actor_state.environment, actor_state.timestep, actor_state.carry)
+  state, (rows, episodes) = lax.scan(
+    step, state, jax.random.split(action_key, num_steps)
+  )
+  environment, timestep, carry = state
+  timesteps, actions, log_probs, values = rows
+  bootstrap, _ = act(carry, value_key, timestep)
+  trajectory = types.Trajectory(
+    timestep=_append(timesteps, timestep),
+    action=actions,
+    log_prob=log_probs,
+    value=_append(values, bootstrap.value),
+    carry=actor_state.carry,
+  )
+  actor_state = ActorState(
+    environment=environment, timestep=timestep, carry=carry, key=next_key
+  )
+  return actor_state, trajectory, episodes
+
+
+def _episodes(environment: types.ArrayTree) -> dict[str, Any]:
+  if not isinstance(environment, wrappers.StatisticsState):
+    return {}
+  return {
+    'episode_return': environment.episode_return,
+    'episode_length': environment.episode_length,
+  }
+
+
+def _append(rows: types.ArrayTree, row: types.ArrayTree) -> types.ArrayTree:
+  return jax.tree.map(
+    lambda x, last: jnp.concatenate([x, last[None]]), rows, row
+  )
