@@ -1,5 +1,6 @@
 """Tests of the loss of proximal policy optimization."""
 
+import functools
 from typing import Any
 
 from absl.testing import absltest, parameterized
@@ -14,6 +15,7 @@ import numpy as np
 from hkgraph.losses import ppo
 
 COSTS = {'clip_epsilon': 0.2, 'value_cost': 0.5, 'entropy_cost': 0.01}
+loss_fn = jax.jit(functools.partial(ppo.ppo_loss, **COSTS))
 
 
 @chex.dataclass(frozen=True, mappable_dataclass=False)
@@ -263,8 +265,8 @@ class PPOLossTest(chex.TestCase):
     policy, value, batch = make_batch()
     flat = jax.tree.map(jnp.ravel, (policy, value, batch))
     chex.assert_trees_all_close(
-      ppo.ppo_loss(*flat, **COSTS),
-      ppo.ppo_loss(policy, value, batch, **COSTS),
+      loss_fn(*flat),
+      loss_fn(policy, value, batch),
       rtol=1e-5,
     )
 
@@ -281,10 +283,12 @@ class PPOLossTest(chex.TestCase):
       target=jnp.where(batch.mask, batch.target, jnp.inf),
       value=garbage(batch.value),
     )
-    fn = jax.value_and_grad(
-      lambda p, v, b: ppo.ppo_loss(p, v, b, **COSTS, value_clip=0.1),
-      (0, 1),
-      has_aux=True,
+    fn = jax.jit(
+      jax.value_and_grad(
+        functools.partial(ppo.ppo_loss, **COSTS, value_clip=0.1),
+        (0, 1),
+        has_aux=True,
+      )
     )
     chex.assert_trees_all_equal(
       fn(policy, value, batch), fn(policy, value, changed)
@@ -295,8 +299,8 @@ class PPOLossTest(chex.TestCase):
     twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), alone)
     for other in (alone, twice):
       chex.assert_trees_all_close(
-        ppo.ppo_loss(*other, **COSTS),
-        ppo.ppo_loss(policy, value, batch, **COSTS),
+        loss_fn(*other),
+        loss_fn(policy, value, batch),
         rtol=1e-4,
       )
 
@@ -317,9 +321,9 @@ class PPOLossTest(chex.TestCase):
     policy, value, batch = make_batch()
     batch = batch.replace(log_prob=policy.log_prob(batch.action))
     costs = {'clip_epsilon': 0.2, 'value_cost': 0.0, 'entropy_cost': 0.0}
-    grads, metrics = jax.grad(
-      lambda p: ppo.ppo_loss(p, value, batch, **costs), has_aux=True
-    )(policy)
+    grads, metrics = jax.jit(
+      jax.grad(functools.partial(ppo.ppo_loss, **costs), has_aux=True)
+    )(policy, value, batch)
     count = batch.mask.sum()
     expected = -np.sign(batch.action - policy.loc) * batch.advantage / count
     np.testing.assert_allclose(
@@ -332,9 +336,7 @@ class PPOLossTest(chex.TestCase):
     mask = np.random.default_rng(9).random((5, 4)) < 0.5
     parts = [make_batch(seed, mask=mask) for seed in range(2)]
     policies, values, batches = zip(*parts, strict=True)
-    losses, metrics = zip(
-      *(ppo.ppo_loss(*part, **COSTS) for part in parts), strict=True
-    )
+    losses, metrics = zip(*(loss_fn(*part) for part in parts), strict=True)
     loss, joint = ppo.ppo_loss(
       {f'head_{i}': p for i, p in enumerate(policies)},
       {f'head_{i}': v for i, v in enumerate(values)},
@@ -396,12 +398,11 @@ class PPOLossTest(chex.TestCase):
     def two(x):
       return {'near': x, 'far': 2 * x}
 
-    _, single = ppo.ppo_loss(policy, value, batch, **COSTS)
-    _, metrics = ppo.ppo_loss(
+    _, single = loss_fn(policy, value, batch)
+    _, metrics = loss_fn(
       policy,
       two(value),
       batch.replace(target=two(batch.target), value=two(batch.value)),
-      **COSTS,
     )
     np.testing.assert_allclose(
       metrics['value_loss'], (1 + 4) * single['value_loss'], rtol=1e-5
@@ -432,7 +433,7 @@ class PPOLossTest(chex.TestCase):
     policy, value, batch = make_batch()
     batch = batch.replace(advantage={'a': value, 'b': value})
     with self.assertRaisesRegex(ValueError, r"\['a', 'b'\].*`combine`"):
-      ppo.ppo_loss(policy, value, batch, **COSTS)
+      loss_fn(policy, value, batch)
 
   def test_refuses_a_column_of_values(self):
     policy, value, batch = make_batch()

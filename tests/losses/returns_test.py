@@ -12,6 +12,7 @@ import numpy as np
 from hkgraph.losses import returns
 
 GAMMA, LAMBDA = 0.9, 0.8
+td_lambda = jax.jit(returns.td_lambda)
 
 
 def column(*numbers):
@@ -77,7 +78,7 @@ class TdLambdaTest(chex.TestCase):
     rows = jax.tree.map(lambda x: x[:5], case_a(1.0)) | {
       'v': case_a(1.0)['v'][:6]
     }
-    target, advantage = returns.td_lambda(**rows, gamma=GAMMA, lambda_=LAMBDA)
+    target, advantage = td_lambda(**rows, gamma=GAMMA, lambda_=LAMBDA)
     np.testing.assert_allclose(
       advantage[:, 0], [2.40368, 1.894, 1.2, 0, 2.0], atol=1e-5
     )
@@ -88,7 +89,7 @@ class TdLambdaTest(chex.TestCase):
   @parameterized.parameters(np.nan, np.inf, -np.inf, 1e30)
   def test_nothing_of_the_reset_transition_gets_through(self, garbage):
     results = [
-      returns.td_lambda(**case_a(1.0, x), gamma=GAMMA, lambda_=LAMBDA)
+      td_lambda(**case_a(1.0, x), gamma=GAMMA, lambda_=LAMBDA)
       for x in (0.0, garbage)
     ]
     chex.assert_trees_all_equal(*results)
@@ -97,9 +98,7 @@ class TdLambdaTest(chex.TestCase):
     rows = case_a(1.0, np.nan)
 
     def total(v):
-      _, advantage = returns.td_lambda(
-        **rows | {'v': v}, gamma=GAMMA, lambda_=LAMBDA
-      )
+      _, advantage = td_lambda(**rows | {'v': v}, gamma=GAMMA, lambda_=LAMBDA)
       return jnp.sum(advantage[3])
 
     chex.assert_trees_all_equal(
@@ -136,7 +135,7 @@ class TdLambdaTest(chex.TestCase):
   def test_case_b(self, r_t, discount_t, last, greedy, expected):
     # What is greedy counts, not what was done: the other action is worth less.
     q = jnp.stack([greedy - 7, greedy], axis=-1)
-    target, _ = returns.td_lambda(
+    target, _ = td_lambda(
       r_t,
       discount_t,
       jnp.asarray(last, bool)[:, None],
@@ -157,7 +156,7 @@ class TdLambdaTest(chex.TestCase):
     r_t, v = rng.normal(size=(6, 3)), rng.normal(size=(7, 3))
     discount_t = rng.choice([0.0, 0.5, 1.0], size=(6, 3))
     expected = forward_view(r_t, discount_t, last, v, gamma, lambda_)
-    target, advantage = returns.td_lambda(
+    target, advantage = td_lambda(
       *map(jnp.float32, (np.where(last, np.nan, r_t), discount_t)),
       jnp.asarray(last),
       jnp.float32(v),
@@ -170,7 +169,7 @@ class TdLambdaTest(chex.TestCase):
   def test_dicts_are_their_entries(self):
     rows = case_a(1.0)
     other = {'r_t': -rows['r_t'], 'v': 2 * rows['v']}
-    both = returns.td_lambda(
+    both = td_lambda(
       {'leg': rows['r_t'], 'arm': other['r_t']},
       rows['discount_t'],
       rows['last_tm1'],
@@ -181,7 +180,7 @@ class TdLambdaTest(chex.TestCase):
     for name, alone in (('leg', rows), ('arm', rows | other)):
       chex.assert_trees_all_close(
         tuple(x[name] for x in both),
-        returns.td_lambda(**alone, gamma=GAMMA, lambda_=LAMBDA),
+        td_lambda(**alone, gamma=GAMMA, lambda_=LAMBDA),
       )
 
   def test_scans_once_for_many_rewards(self):
@@ -200,7 +199,7 @@ class TdLambdaTest(chex.TestCase):
       k: x if x.dtype == bool else x.astype(jnp.bfloat16)
       for k, x in rows.items()
     }
-    target, advantage = returns.td_lambda(**rows, gamma=GAMMA, lambda_=LAMBDA)
+    target, advantage = td_lambda(**rows, gamma=GAMMA, lambda_=LAMBDA)
     chex.assert_type([target, advantage], jnp.bfloat16)
 
   def test_gamma_and_lambda_may_be_arrays(self):
