@@ -66,9 +66,8 @@ class PopulationSpec:
     # JAX functions do not pickle, but their names do.
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     name = activations.public_name(self.activation)
-    return type(self), tuple(
-      (fields | {'activation': name} if name else fields).values()
-    )
+    fields['activation'] = name or self.activation
+    return type(self), tuple(fields.values())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,6 +128,8 @@ class FigureTest(parameterized.TestCase):
         *('1', '12'),  # The delays.
       ],
     )
+    formulas = [t for t in axes.texts if _KEY in t.get_text()]
+    self.assertEqual([t.get_parse_math() for t in formulas], [False])
 
   def test_delayed_connections_are_dashed(self):
     _, _, arrows = self._parts(_graph())
