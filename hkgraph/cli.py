@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import difflib
-import importlib.metadata
 import io
 import pathlib
 import re
@@ -15,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+import hkgraph
 from hkgraph.learners import config as config_lib
 from hkgraph.training import tasks
 
@@ -110,7 +110,7 @@ def _run(argv: list[str]) -> int:
   if command in ('-h', '--help'):
     print(_help())
   elif command == '--version':
-    print(f'hkgraph {_version()}')
+    print(f'hkgraph {hkgraph.__version__}')
   elif command == 'train':
     return _train(rest)
   elif command == 'eval':
@@ -229,13 +229,6 @@ def _new_run_dir(name: str, seed: int) -> pathlib.Path:
     path = pathlib.Path('runs', f'{stem}-{number}')
     number += 1
   return path
-
-
-def _version() -> str:
-  try:
-    return importlib.metadata.version('hkgraph')
-  except importlib.metadata.PackageNotFoundError:
-    return '(not installed)'
 
 
 def _help() -> str:

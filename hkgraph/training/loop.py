@@ -195,10 +195,10 @@ def _sinks(
   if progress is None:
     progress = loggers.can_show_progress()
   sinks = [] if logger is None else [logger]
-  if path:
-    sinks.append(loggers.JsonLines(path / 'metrics.jsonl'))
   if progress:
     sinks.append(loggers.Progress(total_steps))
+  if path:
+    sinks.append(loggers.JsonLines(path / 'metrics.jsonl'))
   return sinks
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+import hkgraph
 from hkgraph import types
 from hkgraph.envs import protocol, wrappers
 from hkgraph.graph import spec as spec_lib
@@ -27,7 +28,7 @@ from hkgraph.learners import agent as agent_lib
 from hkgraph.learners import config as config_lib
 from hkgraph.training import checkpoint, evaluator, loggers, setup
 
-_PACKAGES = ('hkgraph', 'jax', 'dm-haiku', 'optax', 'rlax', 'distrax')
+_PACKAGES = ('jax', 'dm-haiku', 'optax', 'rlax', 'distrax')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,10 +211,6 @@ def restore(
 
 
 def _versions() -> dict[str, str]:
-  versions = {'python': platform.python_version()}
-  for package in _PACKAGES:
-    try:
-      versions[package] = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      versions[package] = 'unknown'
-  return versions
+  others = {name: importlib.metadata.version(name) for name in _PACKAGES}
+  python = platform.python_version()
+  return {'hkgraph': hkgraph.__version__, 'python': python} | others
