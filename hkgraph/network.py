@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from hkgraph import types
 from hkgraph.graph import core
 from hkgraph.graph import spec as spec_lib
-from hkgraph.modules import normalizer, stateful
+from hkgraph.modules import normalizer, routing, stateful
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +185,7 @@ def policy_network(
   Args:
     spec: The graph.
     action_spec: A `dm_env` spec, or a dict of them with one head for each;
-      `modules.heads.make_head` tells how many numbers a head takes.
+      `modules.heads.input_size` tells how many numbers a head reads.
     policy: The output with the parameters of the policy; for a dict of specs,
       the output of each key, or the stem of `{policy}_{key}`.
     value: The output with the value, of size 1; or a mapping from the keys of
@@ -204,16 +204,18 @@ def policy_network(
 
   if isinstance(action_spec, Mapping) and isinstance(policy, str):
     policy = {key: f'{policy}_{key}' for key in action_spec}
-  sizes = {p.output_to: p.size for p in spec.outputs}
-  _check_outputs(sizes, policy, value)
+  head_sizes = jax.tree.leaves(heads.input_size(action_spec))
+  wanted = [*zip(jax.tree.leaves(policy), head_sizes, strict=True)]
+  _check_outputs(spec, wanted + [(key, 1) for key in jax.tree.leaves(value)])
 
   def fn(inputs):
     if normalize:
       inputs = normalizer.Normalizer(name='observations')(inputs)
     outputs = core.Graph(spec, dtype=dtype)(inputs)
-    parameters = jax.tree.map(lambda key: outputs[key], policy)
+    head = heads.make_head(action_spec)
+    head = routing.Map(head) if isinstance(head, Mapping) else head
     return types.PolicyValue(
-      policy=heads.make_head(action_spec)(parameters),
+      policy=head(jax.tree.map(lambda key: outputs[key], policy)),
       value=jax.tree.map(lambda key: jnp.squeeze(outputs[key], -1), value),
     )
 
@@ -231,18 +233,22 @@ def input_specs(spec: spec_lib.GraphSpec, dtype: Any = jnp.float32) -> Any:
   }
 
 
-def _check_outputs(sizes, policy, value) -> None:
-  wanted = [*jax.tree.leaves(policy), *jax.tree.leaves(value)]
-  missing = sorted(set(wanted) - set(sizes))
-  if missing:
+def _check_outputs(spec, wanted) -> None:
+  """Checks that the graph has the outputs `wanted`, pairs of key and size."""
+  sizes = {p.output_to: p.size for p in spec.outputs}
+  faults = [
+    f'{key!r} of size {size} is asked for, '
+    + (f'but has size {sizes[key]}' if key in sizes else 'but missing')
+    for key, size in wanted
+    if sizes.get(key) != size
+  ]
+  if faults:
     raise ValueError(
-      f'the graph has the outputs {sorted(sizes)}, but {missing} are asked '
-      'for; declare them with `add_output(name, size, output_to=...)`, or say '
-      'with `policy` and `value` which outputs to take'
+      f'the graph has the outputs {sizes} (name and size); '
+      f'{"; ".join(faults)}: declare them with '
+      '`add_output(name, size, output_to=...)`, or say with `policy` and '
+      '`value` which outputs to take'
     )
-  wide = {k: sizes[k] for k in jax.tree.leaves(value) if sizes[k] != 1}
-  if wide:
-    raise ValueError(f'a value output must have size 1, got {wide}')
 
 
 @dataclasses.dataclass
