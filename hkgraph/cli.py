@@ -287,15 +287,24 @@ def _parse(
 
 
 def _condense(text: str) -> str:
-  """The first paragraph of a framed text, and the first suggestion in it."""
+  """The message in what tyro prints, and the first suggestion in it."""
+  # Paragraphs between rules, with a heading inside or in place of a frame.
   lines = [line.strip(' \u2502') for line in text.splitlines()]
   lines = [line for line in lines if line and line[0] not in '\u256d\u2570']
-  rule = next((i for i, x in enumerate(lines) if x[0] == '\u2500'), len(lines))
+  paragraphs = [[]]
+  for line in lines:
+    if set(line) <= set('-\u2500'):
+      paragraphs.append([])
+    else:
+      paragraphs[-1].append(line)
+  if '\u256d' not in text and len(paragraphs) > 1:
+    del paragraphs[0]
   # A place that is no option of the user's is a name inside of the parser.
-  message = ' '.join(lines[:rule])
+  message = ' '.join(paragraphs[0])
   message = re.sub(r'^Error parsing (?!--)\S+: ', '', message)
-  near = [x.split()[0] for x in lines[rule:] if x.startswith('--')]
-  if 'Perhaps you meant' in text and near:
+  rest = [line for paragraph in paragraphs[1:] for line in paragraph]
+  near = [line.split()[0] for line in rest if line.startswith('--')]
+  if near and 'Perhaps you meant' in text:
     message += f'; did you mean {near[0]}'
   return message
 

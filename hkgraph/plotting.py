@@ -27,8 +27,9 @@ def learning_curve(
   gives one curve per key. Nothing is shown on a screen.
 
   Args:
-    metrics: Rows with `steps`, `episodes` and `episode_return` as a training
-      returns them, a `metrics.jsonl`, or a run folder that holds one.
+    metrics: Rows with `steps`, and with `episodes` and `episode_return` where
+      episodes ended, as a training returns them; or a `metrics.jsonl`, or a
+      run folder that holds one.
     title: Heading; None leaves it out.
 
   Returns:
@@ -41,7 +42,7 @@ def learning_curve(
   """
   if isinstance(metrics, str | os.PathLike):
     metrics = read_rows(metrics)
-  rows = [row for row in metrics if row.get('episodes', 0) > 0]
+  rows = [row for row in metrics if _RETURN in row]
   if not rows:
     raise ValueError(
       f'no episode ended in the {len(metrics)} rows of metrics, so there is '

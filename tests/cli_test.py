@@ -1,0 +1,219 @@
+"""Tests of the command line."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+import hkgraph
+from hkgraph import cli
+from hkgraph.training import loggers, tasks
+
+
+def _run(*argv):
+  """Exit code and what is printed on standard output and error."""
+  out, err = io.StringIO(), io.StringIO()
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    try:
+      code = cli.main([str(arg) for arg in argv])
+    except SystemExit as end:
+      code = end.code or 0
+  return code, out.getvalue(), err.getvalue()
+
+
+_SMALL = ('--num-envs', 4, '--num-steps', 10, '--num-minibatches', 2)
+_SMALL += ('--num-epochs', 1, '--total-steps', 100, '--eval-episodes', 6)
+_SMALL += ('--no-progress',)
+
+
+class HelpTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('--help', 'hkgraph train NAME'),
+    ('-h', 'hkgraph show'),
+    ('train --help', 'delayed_recall'),
+    ('train cartpole --help', '--learning-rate'),
+    ('eval --help', '--episodes'),
+    ('show --help', '--output'),
+    ('--version', hkgraph.__version__),
+  )
+  def test_help_needs_no_jax(self, argv, expected):
+    code = (
+      'import sys\n'
+      'from hkgraph import cli\n'
+      'try:\n'
+      f'  code = cli.main({argv.split()!r})\n'
+      'except SystemExit as end:\n'
+      '  code = end.code\n'
+      'assert not code, code\n'
+      "slow = {'jax', 'haiku', 'rlax', 'distrax', 'matplotlib'}\n"
+      'assert not slow & set(sys.modules), slow & set(sys.modules)\n'
+    )
+    done = subprocess.run(
+      [sys.executable, '-c', code], capture_output=True, text=True
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn(expected, done.stdout)
+
+  def test_options_show_the_values_of_the_task(self):
+    for name, task in tasks.TASKS.items():
+      _, out, _ = _run('train', name, '--help')
+      text = ' '.join(out.replace('\u2502', ' ').split())
+      self.assertIn(f'(default: {task.total_steps})', text)
+      self.assertIn(f'(default: {task.config.learning_rate})', text)
+
+
+class ErrorsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('', 'no command given'),
+    ('trian cartpole', "unknown command 'trian'; did you mean train?"),
+    ('train', 'no task given'),
+    ('train cartpol', "unknown task 'cartpol'; did you mean cartpole?"),
+    ('train --seed 1 cartpole', "unknown task '--seed'"),
+    ('train cartpole --num-envs six', '--num-envs'),
+    ('train cartpole --num-evs 6', 'did you mean --num-envs'),
+    ('train cartpole --num-envs 7 --num-minibatches 2', '7 environments and 2'),
+    ('train cartpole --learning-rate -1', '`learning_rate` must be a number'),
+    ('train cartpole --total-steps 0 --run-dir {dir}/a', '`total_steps` must'),
+    ('train cartpole --run-dir {dir}', 'is not empty'),
+    ('eval', 'run folder'),
+    ('eval {dir}', 'no run in'),
+    ('eval {dir}/missing', 'no run in'),
+    ('show cartpol', "unknown graph 'cartpol'; did you mean cartpole?"),
+    ('show {dir}', 'holds no `graph.json`'),
+    ('show {dir}/broken.json', 'JSON'),
+    ('show cartpole --output {dir}/graph.bmp', 'must end in one of'),
+  )
+  def test_users_get_one_line(self, argv, expected):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (folder / 'broken.json').write_text('{')
+    argv = argv.format(dir=folder).split()
+    code, out, err = _run(*argv)
+    self.assertEqual(code, 2)
+    self.assertEqual(out, '')
+    self.assertRegex(err, r'\Ahkgraph: [^\n]+\n\Z')
+    self.assertIn(expected, err)
+    self.assertNotIn('dummy', err)
+
+  def test_without_tyro(self):
+    with mock.patch.dict(sys.modules, {'tyro': None}):
+      code, _, err = _run('train', 'cartpole')
+    self.assertEqual(code, 2)
+    self.assertIn("pip install 'hkgraph[train]'", err)
+
+  def test_numbers_that_are_not_finite_are_no_mistake_of_the_user(self):
+    error = FloatingPointError('observation/x held numbers')
+    with mock.patch.object(cli, '_train', side_effect=error):
+      code, _, err = _run('train', 'cartpole')
+    self.assertEqual(code, 1)
+    self.assertEqual(err, 'hkgraph: observation/x held numbers\n')
+
+  @parameterized.parameters('utf-8', 'ascii')
+  def test_any_terminal_gets_the_same_line(self, encoding):
+    done = subprocess.run(
+      [sys.executable, '-c', 'import hkgraph.cli as c; exit(c.main())']
+      + 'train cartpole --num-evs 6'.split(),
+      capture_output=True,
+      text=True,
+      env=os.environ | {'PYTHONIOENCODING': encoding},
+    )
+    self.assertEqual(done.returncode, 2)
+    self.assertEqual(
+      done.stderr,
+      'hkgraph: Unrecognized options: --num-evs, 6; did you mean --num-envs '
+      '(see hkgraph train cartpole --help)\n',
+    )
+
+
+class ShowTest(absltest.TestCase):
+  def test_tasks_and_files(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    spec = tasks.TASKS['bodies'].graph()
+    code, out, _ = _run('show', 'bodies')
+    self.assertEqual((code, out), (0, spec.summary() + '\n'))
+    (folder / 'graph.json').write_text(spec.to_json())
+    self.assertEqual(_run('show', folder)[1], out)
+    picture, source = folder / 'graph.png', folder / 'graph.dot'
+    code, text, _ = _run('show', folder / 'graph.json', '--output', picture)
+    self.assertEqual(text, f'{out}\npicture: {picture}\n')
+    self.assertEqual(picture.read_bytes()[1:4], b'PNG')
+    _run('show', 'bodies', '--output', source)
+    self.assertEqual(source.read_text(), spec.draw().source)
+
+
+class TrainTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+  def test_train_eval_and_show_one_run(self):
+    run = self.dir / 'run'
+    code, out, err = _run(
+      'train', 'delayed_recall', *_SMALL, '--run-dir', run, '--seed', 3
+    )
+    self.assertEqual((code, err), (0, ''))
+    # 100 steps at 40 per update are 120.
+    self.assertRegex(out, r'steps +120\n')
+    evaluation = json.loads((run / 'evaluation.json').read_text())
+    self.assertEqual(evaluation['episodes'], 6)
+    mean, std = evaluation['mean_return'], evaluation['std_return']
+    self.assertIn(f'mean return {mean:.2f} \u00b1 {std:.2f}', out)
+    for path in (run, run / 'graph.png', run / 'learning_curve.png'):
+      self.assertTrue(path.exists())
+      self.assertIn(f' {path}\n', out)
+    config = json.loads((run / 'config.json').read_text())
+    self.assertEqual(config['seed'], 3)
+    self.assertEqual(config['config']['num_envs'], 4)
+
+    code, out, err = _run('eval', run, '--episodes', 5)
+    self.assertEqual((code, err), (0, ''))
+    self.assertIn('(5 deterministic episodes)', out)
+    self.assertEqual(_run('eval', run, '--episodes', 5)[1], out)
+
+    code, out, _ = _run('show', run)
+    spec = tasks.TASKS['delayed_recall'].graph()
+    self.assertEqual((code, out), (0, spec.summary() + '\n'))
+
+    weights = (run / 'weights.npz').read_bytes()
+    (run / 'weights.npz').write_bytes(weights[:100])
+    code, _, err = _run('eval', run)
+    self.assertEqual(code, 2)
+    self.assertRegex(err, r'\A[^\n]*weights.npz is damaged[^\n]*\n\Z')
+
+  def test_ctrl_c_ends_with_130_and_says_how_to_go_on(self):
+    def press(logger, row):
+      if row['update'] == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    run = self.dir / 'run'
+    with mock.patch.object(loggers.JsonLines, 'write', press):
+      code, out, _ = _run(
+        *('train', 'delayed_recall', *_SMALL),
+        *('--total-steps', 40_000, '--run-dir', run),
+      )
+    self.assertEqual(code, 130)
+    self.assertIn(f'hkgraph eval {run}', out)
+    self.assertTrue((run / 'weights.npz').exists())
+
+  def test_run_folders_get_names_of_their_own(self):
+    with contextlib.chdir(self.dir):
+      first = cli._new_run_dir('cartpole', 4)
+      first.mkdir(parents=True)
+      with mock.patch.object(cli.time, 'strftime', return_value='now'):
+        a = cli._new_run_dir('cartpole', 4)
+        a.mkdir()
+        b = cli._new_run_dir('cartpole', 4)
+    self.assertRegex(str(first), r'runs/cartpole-seed4-\d{8}-\d{6}$')
+    self.assertEqual(a.name, 'cartpole-seed4-now')
+    self.assertEqual(b.name, 'cartpole-seed4-now-2')
+
+
+if __name__ == '__main__':
+  absltest.main()
