@@ -5,7 +5,11 @@ import jax
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
+# Examples compile; to shrink one takes minutes, so ask for it when needed:
+# pytest --hypothesis-profile=shrink.
+_PHASES = tuple(p for p in hypothesis.Phase if p.name != 'shrink')
+hypothesis.settings.register_profile('shrink', deadline=None)
 hypothesis.settings.register_profile(
-  'hkgraph', deadline=None, max_examples=25, print_blob=True
+  'hkgraph', deadline=None, max_examples=25, print_blob=True, phases=_PHASES
 )
 hypothesis.settings.load_profile('hkgraph')

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import types
-from hkgraph.graph import parameters, schedule
+from hkgraph.graph import execution, parameters, readers, schedule
 from hkgraph.graph import spec as spec_lib
 from hkgraph.modules import history, stateful
 
@@ -59,15 +59,16 @@ class GraphCore(hk.RNNCore):
   """A graph of populations as a Haiku core with explicit state.
 
   It fits wherever an `hk.RNNCore` does: `hk.dynamic_unroll`, `hk.ResetCore`,
-  an actor-learner that had an `hk.LSTM`. The state holds one history for each
-  population that a delayed connection reads. Populations or transforms that
-  are themselves a `StatefulModule` need `Graph` instead.
+  an actor-learner that had an `hk.LSTM`. The state holds a history for each
+  group of populations that a delayed connection reads. Populations or
+  transforms that are themselves a `StatefulModule` need `Graph` instead.
   """
 
   def __init__(
     self,
     spec: spec_lib.GraphSpec,
     *,
+    path: str = 'grouped',
     dtype: Any = jnp.float32,
     name: str | None = None,
   ):
@@ -75,6 +76,8 @@ class GraphCore(hk.RNNCore):
 
     Args:
       spec: The graph.
+      path: 'grouped' runs the schedule of the graph; 'general' walks it
+        connection by connection, to the same effect.
       dtype: Of weights, activations and histories.
       name: Name of the module.
     """
@@ -83,8 +86,12 @@ class GraphCore(hk.RNNCore):
       raise TypeError(
         f'`spec` must be a GraphSpec (what `finalize()` returns), got {spec!r}'
       )
+    if path not in ('grouped', 'general'):
+      raise ValueError(f"`path` must be 'grouped' or 'general', got {path!r}")
     self.spec = spec
+    self.path = path
     self.dtype = jnp.dtype(dtype)
+    self.plan = schedule.make(spec)
     self._populations = {p.name: _population(p) for p in spec.populations}
     self._transforms = {
       schedule.key_of(c): _transform(i, c, spec.population(c.dst).size)
@@ -92,14 +99,14 @@ class GraphCore(hk.RNNCore):
       if c.transform is not None
     }
 
-  def initial_state(self, batch_size: int) -> dict[str, history.History]:
+  def initial_state(self, batch_size: int) -> readers.State:
     """Empty histories: every delayed read gives zeros.
 
     Args:
       batch_size: At least 1; a graph has no unbatched form.
 
     Returns:
-      A history of shape `[B, L, size]` by population.
+      A history of shape `[B, L, P, size]` for each group that needs one.
     """
     if batch_size is None:
       raise ValueError(
@@ -107,17 +114,17 @@ class GraphCore(hk.RNNCore):
         'give inputs a leading axis of 1 for a single element'
       )
     return {
-      name: history.empty(
-        jnp.zeros((batch_size, self.spec.population(name).size), self.dtype),
-        length,
+      readers.state_name(g): history.empty(
+        jnp.zeros((batch_size, len(group.names), group.size), self.dtype),
+        group.length,
       )
-      for name, length in self.spec.history_lengths.items()
-      if length
+      for g, group in enumerate(self.plan.groups)
+      if group.length
     }
 
   def __call__(
-    self, inputs: Any, prev_state: dict[str, history.History]
-  ) -> tuple[dict[str, types.Array], dict[str, history.History]]:
+    self, inputs: Any, prev_state: readers.State
+  ) -> tuple[dict[str, types.Array], readers.State]:
     """Advances by one step.
 
     Args:
@@ -134,54 +141,45 @@ class GraphCore(hk.RNNCore):
         gives the wrong size.
     """
     inputs = check_inputs(self.spec, inputs)
-    weights = self._weights()
-    outputs = {}
-    for name in self.spec.order:
-      outputs[name] = self._activity(name, inputs, outputs, prev_state, weights)
-    state = {k: history.write(h, outputs[k]) for k, h in prev_state.items()}
-    return {p.output_to: outputs[p.name] for p in self.spec.outputs}, state
+    reader = readers.StepReader(
+      self.plan, prev_state, _batch_size(inputs, prev_state)
+    )
+    return self._run(reader, inputs)
 
-  def _weights(self) -> dict[schedule.ConnectionKey, tuple[Any, Any]]:
-    """The weights and the bias of each default connection."""
-    weights = {}
-    for pack in schedule.packs(self.spec):
-      w, b = parameters.pack_parameters(pack, self.dtype)
-      weights.update({k: (w[i], b[i]) for i, k in enumerate(pack.connections)})
-    return weights
+  def unroll(
+    self, inputs: Any, prev_state: readers.State, is_first: types.Array
+  ) -> tuple[dict[str, types.Array], readers.State]:
+    """Advances by a sequence: what has no loop runs all steps at once.
 
-  def _activity(self, name, inputs, outputs, state, weights):
-    population = self.spec.population(name)
-    arriving = []
-    if population.input_from is not None:
-      arriving.append(inputs[population.input_from].astype(self.dtype))
-    for connection in self.spec.incoming(name):
-      source = outputs.get(connection.src)
-      if connection.delay:
-        source = history.read(
-          state[connection.src],
-          connection.delay,
-          jnp.zeros((), self.dtype),
-        )
-      arriving.append(self._transmit(connection, source, weights))
-    if not arriving:
-      batch_size = _batch_size(inputs, state)
-      arriving.append(jnp.zeros((batch_size, population.size), self.dtype))
-    return self._populations[name](arriving).astype(self.dtype)
+    Args:
+      inputs: As in a step, `[T, B, size]`.
+      prev_state: Histories before the first row.
+      is_first: Rows that open an episode. Shape `[T, B]`, bool.
 
-  def _transmit(self, connection, x, weights):
-    key = schedule.key_of(connection)
-    if connection.transform is None:
-      w, b = weights[key]
-      return x @ w + jnp.broadcast_to(b, (*x.shape[:-1], b.shape[-1]))
-    y = self._transforms[key](x)
-    size = self.spec.population(connection.dst).size
-    if jnp.shape(y) != (*x.shape[:-1], size):
-      raise ValueError(
-        f'the transform of {connection.src} -> {connection.dst} must map '
-        f'{x.shape} to {(*x.shape[:-1], size)}, got {jnp.shape(y)}; give it '
-        f'the output size {size}'
-      )
-    return y.astype(self.dtype)
+    Returns:
+      Outputs `[T, B, size]`, and the histories after the last row.
+    """
+    inputs = check_inputs(self.spec, inputs)
+    reader = readers.SequenceReader(self.plan, prev_state, is_first)
+    return self._run(reader, inputs)
+
+  def _run(self, reader, inputs):
+    run = execution.Execution(
+      self.spec,
+      reader,
+      inputs,
+      parameters.all_parameters(self.plan, self.dtype),
+      self._populations,
+      self._transforms,
+      self.dtype,
+    )
+    if self.path == 'general':
+      for name in self.spec.order:
+        run.walk(name)
+    else:
+      run.blocks()
+    outputs = {p.output_to: reader.one(p.name, 0) for p in self.spec.outputs}
+    return outputs, reader.next_state()
 
 
 class Graph(stateful.StatefulModule):
@@ -195,14 +193,15 @@ class Graph(stateful.StatefulModule):
     self,
     spec: spec_lib.GraphSpec,
     *,
+    path: str = 'grouped',
     dtype: Any = jnp.float32,
     name: str | None = None,
   ):
     """Creates the module; arguments as in `GraphCore`."""
     super().__init__(name=name)
-    self.core = GraphCore(spec, dtype=dtype, name='core')
+    self.core = GraphCore(spec, path=path, dtype=dtype, name='core')
 
-  def initial_carry(self, x: Any) -> dict[str, history.History]:
+  def initial_carry(self, x: Any) -> readers.State:
     return self.core.initial_state(stateful.current_rows().batch_size)
 
   def reset(self, carry: Any, x: Any) -> Any:
@@ -211,6 +210,13 @@ class Graph(stateful.StatefulModule):
 
   def step(self, carry: Any, x: Any) -> tuple[Any, Any]:
     outputs, carry = self.core(x, carry)
+    return carry, outputs
+
+  def unroll(self, carry: Any, x: Any) -> tuple[Any, Any]:
+    if self.core.path == 'general':
+      return super().unroll(carry, x)
+    is_first = stateful.current_rows().is_first
+    outputs, carry = self.core.unroll(x, carry, is_first)
     return carry, outputs
 
 

@@ -23,16 +23,21 @@ def lecun_normal(fan_in: int) -> hk.initializers.Initializer:
   return hk.initializers.TruncatedNormal(stddev)
 
 
-def pack_parameters(
-  pack: schedule.Pack, dtype: Any
-) -> tuple[types.Array, types.Array]:
-  """Weights `[E, in, out]` and biases `[E, out]` of a pack."""
-  n_in, n_out = pack.sizes
-  count = len(pack.connections)
-  shape = (count, n_in, n_out)
-  w = hk.get_parameter(f'w_{pack.name}', shape, dtype, lecun_normal(n_in))
-  b = hk.get_parameter(f'b_{pack.name}', (count, n_out), dtype, jnp.zeros)
-  return w, b
+def all_parameters(
+  plan: schedule.Schedule, dtype: Any
+) -> tuple[tuple[types.Array, ...], tuple[types.Array, ...]]:
+  """Weights `[E, in, out]` and biases `[E, out]` of every pack."""
+  weights, biases = [], []
+  for pack in plan.packs:
+    n_in, n_out = pack.sizes
+    count = len(pack.connections)
+    shape = (count, n_in, n_out)
+    init = lecun_normal(n_in)
+    weights.append(hk.get_parameter(f'w_{pack.name}', shape, dtype, init))
+    biases.append(
+      hk.get_parameter(f'b_{pack.name}', (count, n_out), dtype, jnp.zeros)
+    )
+  return tuple(weights), tuple(biases)
 
 
 def scope_name(position: int, connection: spec_lib.ConnectionSpec) -> str:
@@ -62,7 +67,7 @@ def connection_params(
   """
   module = _find(spec, params, module)
   table = {}
-  for pack in schedule.packs(spec):
+  for pack in schedule.make(spec).packs:
     w, b = (params[module][f'{kind}_{pack.name}'] for kind in 'wb')
     for i, key in enumerate(pack.connections):
       table[key] = {'w': w[i], 'b': b[i]}
@@ -104,7 +109,7 @@ def replace_connection_params(
   table = {tuple(key): value for key, value in table.items()}
   _check_table(current, table)
   new = {name: dict(bundle) for name, bundle in params.items()}
-  for pack in schedule.packs(spec):
+  for pack in schedule.make(spec).packs:
     for kind in 'wb':
       name = f'{kind}_{pack.name}'
       rows = {
@@ -174,7 +179,7 @@ def _find(spec, params, module) -> str:
 
 def _shapes(spec) -> dict[str, tuple[int, ...]]:
   shapes = {}
-  for pack in schedule.packs(spec):
+  for pack in schedule.make(spec).packs:
     shapes[f'w_{pack.name}'] = (len(pack.connections), *pack.sizes)
     shapes[f'b_{pack.name}'] = (len(pack.connections), pack.sizes[1])
   return shapes

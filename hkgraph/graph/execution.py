@@ -1,0 +1,285 @@
+"""One pass over a graph, block by block, for a step or a sequence alike."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hkgraph import types
+from hkgraph.graph import looped, readers
+from hkgraph.graph import schedule as schedule_lib
+from hkgraph.graph import spec as spec_lib
+from hkgraph.modules import history, stateful
+
+
+class Execution:
+  """What a pass needs, and its rules; the reader holds what it has found."""
+
+  def __init__(
+    self,
+    spec: spec_lib.GraphSpec,
+    reader: readers.Reader,
+    inputs: Mapping[str, types.Array],
+    weights_and_biases: tuple[looped.Arrays, looped.Arrays],
+    populations: Mapping[str, Any],
+    transforms: Mapping[schedule_lib.ConnectionKey, Any],
+    dtype: Any,
+  ):
+    self.spec = spec
+    self.reader = reader
+    self.plan = reader.plan
+    self.inputs = {k: x.astype(dtype) for k, x in inputs.items()}
+    self.weights, self.biases = weights_and_biases
+    self.populations = populations
+    self.transforms = transforms
+    self.dtype = dtype
+
+  def blocks(self) -> None:
+    """Runs the whole schedule."""
+    in_sequence = len(self.reader.lead) == 2
+    for number, block in enumerate(self.plan.blocks):
+      if in_sequence and block.is_loop:
+        run = self._walk_loop if block.is_custom else self._unroll_loop
+        run(number, block)
+        continue
+      for g in block.groups:
+        if self.plan.groups[g].module or block.is_custom:
+          for name in self.plan.groups[g].names:
+            self.walk(name)
+        else:
+          self.reader.put(g, self._activity(g, block))
+
+  # Groups.
+
+  def _activity(self, g: int, block: schedule_lib.Block) -> types.Array:
+    """What a group gives, `[P, *lead, n]`, once all that it reads is there."""
+    buckets = [b for b in (*block.outer, *block.inner) if b.group == g]
+    x = self._drive(g, buckets)
+    group = self.plan.groups[g]
+    shape = (len(group.names), *self.reader.lead, group.size)
+    bias = self._bias(g, buckets)
+    bias = bias.reshape(shape[0], *(1 for _ in self.reader.lead), shape[-1])
+    x = jnp.broadcast_to(bias, shape) if x is None else x + bias
+    x = x if group.activation is None else group.activation(x)
+    return x.astype(self.dtype)
+
+  def _drive(
+    self, g: int, buckets: Iterable[schedule_lib.Bucket]
+  ) -> types.Array | None:
+    """The sum of what arrives over buckets, custom transforms and inputs."""
+    names = self.plan.groups[g].names
+    parts = [(b.members, self._product(b)) for b in buckets if b.reads]
+    populations = [self.spec.population(name) for name in names]
+    read = [i for i, p in enumerate(populations) if p.input_from is not None]
+    if read:
+      x = jnp.stack([self.inputs[populations[i].input_from] for i in read])
+      parts.append((tuple(read), x))
+    for i, name in enumerate(names):
+      for c in self.spec.incoming(name):
+        if c.transform is not None:
+          parts.append(((i,), self._transmit(c)[None]))
+    return self._add(len(names), parts)
+
+  def _add(self, count, parts) -> types.Array | None:
+    total = None
+    for members, x in parts:
+      if members != tuple(range(count)):
+        zeros = jnp.zeros((count, *x.shape[1:]), x.dtype)
+        total = zeros if total is None else total
+        total = total.at[jnp.array(members)].add(x, unique_indices=True)
+      else:
+        total = x if total is None else total + x
+    return total
+
+  def _bias(self, g: int, buckets) -> types.Array:
+    """Biases of all default connections into each member. Shape `[P, n]`."""
+    group = self.plan.groups[g]
+    total = jnp.zeros((len(group.names), group.size), self.dtype)
+    for bucket in buckets:
+      for reads in bucket.reads:
+        b = self.biases[reads.pack]
+        if reads.is_padded:
+          b = jnp.pad(b, ((0, 1), (0, 0)))[jnp.array(reads.rows)]
+        b = jnp.sum(b.reshape(len(bucket.members), -1, group.size), 1)
+        total = total.at[jnp.array(bucket.members)].add(b)
+    return total
+
+  def _product(self, bucket: schedule_lib.Bucket) -> types.Array:
+    """What arrives at the members of a bucket. Shape `[m, *lead, n]`."""
+    (reads, *others) = bucket.reads
+    stack = looped.bucket_weights(bucket, self.weights)
+    if not others and _is_shared(reads):
+      name = self.plan.groups[reads.group].names[reads.near[0][0]]
+      x = self.reader.one(name, reads.delay[0][0])
+      return _fan_out(x, stack)
+    if not others and len(bucket.members) == 1 and not reads.is_padded:
+      x = self._read_all(reads)[0]
+      w = self.weights[reads.pack]
+      if w.shape[-1] < w.shape[-2]:
+        # Few outputs: add up small products rather than copy the inputs.
+        return jnp.sum(jnp.einsum('f...k,fkj->f...j', x, w), 0)[None]
+    turn = self._turn(bucket, stack)
+
+    def body(i, y):
+      x = looped.side_by_side(bucket, self._read, i, turn)
+      part = jnp.einsum('q...k,qkj->q...j', x, looped.cut(stack, i, turn))
+      if turn == len(bucket.members):
+        return part
+      return jax.lax.dynamic_update_slice_in_dim(y, part, i * turn, 0)
+
+    shape = (len(bucket.members), *self.reader.lead, stack.shape[-1])
+    y = jnp.zeros(shape, self.dtype)
+    return looped.repeat(body, len(bucket.members) // turn, y)
+
+  def _turn(self, bucket, stack) -> int:
+    """Members at a time; all in a sequence, whose derivative is JAX's own."""
+    if len(self.reader.lead) == 2:
+      return len(bucket.members)
+    each = self.reader.lead[0] * stack.shape[1] * self.dtype.itemsize
+    return looped.turn_size(len(bucket.members), each)
+
+  def _read(self, reads, rows):
+    if rows['near'].shape == (len(reads.near), reads.fan_in):
+      return self._read_all(reads)
+    return self.reader.read(reads, rows)
+
+  def _read_all(self, reads: schedule_lib.Reads) -> types.Array:
+    """What all members read. Shape `[m, F, *lead, n]`."""
+    count = len(self.plan.groups[reads.group].names)
+    flat = sum(reads.near, ())
+    if flat == tuple(range(count)) and not any(map(any, reads.delay)):
+      x = self.reader.now(reads.group)
+      return x.reshape(len(reads.near), reads.fan_in, *x.shape[1:])
+    rows = {
+      'near': jnp.array(reads.near),
+      'delay': jnp.array(reads.delay),
+    }
+    return self.reader.read(reads, rows)
+
+  # Loops, in a sequence.
+
+  def _unroll_loop(self, number: int, block: schedule_lib.Block) -> None:
+    drives, biases, pasts = [], [], []
+    for g in block.groups:
+      outer = [b for b in block.outer if b.group == g]
+      inner = [b for b in block.inner if b.group == g]
+      drives.append(self._drive(g, outer))
+      biases.append(self._bias(g, outer + inner))
+      pasts.append(self.reader.past(g).astype(self.dtype))
+    longest = max(block.groups, key=lambda g: self.plan.groups[g].length)
+    lines = looped.unroll(
+      self.plan,
+      number,
+      self.weights,
+      biases,
+      drives,
+      pasts,
+      self.reader.age(longest),
+    )
+    for g, line in zip(block.groups, lines, strict=True):
+      self.reader.put_line(g, line)
+
+  def _walk_loop(self, number: int, block: schedule_lib.Block) -> None:
+    """A loop with custom parts: one scan, and in it connection by connection.
+
+    What arrives from outside is worked out before, for all steps at once.
+    """
+    names = [n for g in block.groups for n in self.plan.groups[g].names]
+    outside = {
+      schedule_lib.key_of(c): self._transmit(c)
+      for name in names
+      for c in self.spec.incoming(name)
+      if c.src not in names
+    }
+    kept = [readers.state_name(g) for g in block.groups]
+    state = {k: v for k, v in self.reader.state.items() if k in kept}
+
+    def step(state, x):
+      inputs, arrived = x
+      reader = readers.StepReader(self.plan, state, self.reader.lead[1])
+      run = Execution(
+        self.spec,
+        reader,
+        inputs,
+        (self.weights, self.biases),
+        self.populations,
+        self.transforms,
+        self.dtype,
+      )
+      for name in self.spec.order:
+        if name in names:
+          run.walk(name, arrived)
+      activities = {name: reader.one(name, 0) for name in names}
+      return reader.next_state(block.groups), activities
+
+    def reset_and_step(state, x):
+      is_first = stateful.current_rows().is_first
+      state = {k: history.reset(h, is_first) for k, h in state.items()}
+      return step(state, x)
+
+    _, activities = stateful.scan_rows(
+      reset_and_step, state, (self.inputs, outside)
+    )
+    for name in names:
+      self.reader.put_one(name, activities[name])
+
+  # Connection by connection.
+
+  def walk(
+    self,
+    name: str,
+    arrived: Mapping[schedule_lib.ConnectionKey, types.Array] | None = None,
+  ) -> None:
+    """Computes one population from what its connections bring.
+
+    Args:
+      name: The population.
+      arrived: What some of the connections bring, if it is known already.
+    """
+    arrived = arrived or {}
+    population = self.spec.population(name)
+    arriving = []
+    if population.input_from is not None:
+      arriving.append(self.inputs[population.input_from])
+    for c in self.spec.incoming(name):
+      key = schedule_lib.key_of(c)
+      arriving.append(arrived[key] if key in arrived else self._transmit(c))
+    if not arriving:
+      arriving.append(
+        jnp.zeros((*self.reader.lead, population.size), self.dtype)
+      )
+    x = self.populations[name](arriving)
+    self.reader.put_one(name, x.astype(self.dtype))
+
+  def _transmit(self, c: spec_lib.ConnectionSpec) -> types.Array:
+    """What a connection brings. Shape `[*lead, n]`."""
+    x = self.reader.one(c.src, c.delay)
+    key = schedule_lib.key_of(c)
+    if c.transform is None:
+      pack, row = self.plan.row(key)
+      w, b = self.weights[pack][row], self.biases[pack][row]
+      return x @ w + jnp.broadcast_to(b, (*x.shape[:-1], b.shape[-1]))
+    y = self.transforms[key](x)
+    size = self.spec.population(c.dst).size
+    if jnp.shape(y) != (*x.shape[:-1], size):
+      raise ValueError(
+        f'the transform of {c.src} -> {c.dst} must map {x.shape} to '
+        f'{(*x.shape[:-1], size)}, got {jnp.shape(y)}; give it the output '
+        f'size {size}'
+      )
+    return y.astype(self.dtype)
+
+
+def _is_shared(reads: schedule_lib.Reads) -> bool:
+  """Whether every member reads the same one thing."""
+  sources = {
+    (*near, *delay) for near, delay in zip(reads.near, reads.delay, strict=True)
+  }
+  return reads.fan_in == 1 and len(sources) == 1
+
+
+def _fan_out(x: types.Array, stack: types.Array) -> types.Array:
+  """`x` `[*lead, k]` through each of `[m, k, n]`. `[m, *lead, n]`."""
+  y = jnp.einsum('...k,mkj->...mj', x, stack)
+  return jnp.moveaxis(y, -2, 0)

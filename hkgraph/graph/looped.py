@@ -1,0 +1,502 @@
+"""A loop of populations through time, with its derivative by hand.
+
+The naive derivative of a delayed read scatters, saves a history per step and
+adds up weight gradients step by step. Here the forward pass keeps one array
+of activities per group, the transposed graph runs backwards over it, and each
+weight's gradient is one product over all rows afterwards.
+
+Arrays are population-major, `[P, T, B, n]`, so that what one population did
+over time lies side by side.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+import math
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from hkgraph import types
+from hkgraph.graph import schedule as schedule_lib
+
+Arrays = tuple[types.Array, ...]
+
+# Bytes of input that a turn of a loop over populations copies side by side:
+# on a CPU what stays in the cache, elsewhere what does not fill the memory.
+_CACHE, _SMALL, _DEVICE = 2**19, 2**22, 2**28
+
+# Derivatives that the output alone tells: the integrated input is not kept.
+_FROM_OUTPUT = {
+  None: None,
+  jnp.tanh: lambda y: 1 - jnp.square(y),
+  jax.nn.sigmoid: lambda y: y * (1 - y),
+  jax.nn.relu: lambda y: (y > 0).astype(y.dtype),
+}
+
+
+def unroll(
+  plan: schedule_lib.Schedule,
+  block: int,
+  weights: Arrays,
+  biases: Arrays,
+  drives: Sequence[types.Array | None],
+  pasts: Arrays,
+  age: types.Array,
+) -> Arrays:
+  """Runs a loop over a sequence.
+
+  Args:
+    plan: The schedule.
+    block: Index of a block of the schedule, a loop without custom parts.
+    weights: Of all packs. Shape `[E, in, out]`.
+    biases: For each group of the block. Shape `[P, n]`.
+    drives: What arrives from outside, for each group; None if nothing does.
+      Shape `[P, T, B, n]`.
+    pasts: The steps before, for each group, oldest first. Shape
+      `[P, L, B, n]`.
+    age: Rows of the same episode before each row. Shape `[T, B]`, int32.
+
+  Returns:
+    For each group the past and then the activities. Shape `[P, L + T, B, n]`.
+  """
+  static = plan, block
+  return _unroll(
+    static, tuple(weights), tuple(biases), tuple(drives), tuple(pasts), age
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _unroll(static, weights, biases, drives, pasts, age):
+  return _forward(static, weights, biases, drives, pasts, age, keep=False)[0]
+
+
+def _unroll_fwd(static, weights, biases, drives, pasts, age):
+  # Nobody differentiates with respect to the carry as a rule; then its
+  # gradient, as long as the longest delay, is not worked out.
+  wanted = any(p.perturbed for p in pasts)
+  weights, biases, drives, pasts, age = jax.tree.map(
+    lambda x: x.value,
+    (weights, biases, drives, pasts, age),
+    is_leaf=lambda x: hasattr(x, 'perturbed'),
+  )
+  lines, inputs = _forward(
+    static, weights, biases, drives, pasts, age, keep=True
+  )
+  present = tuple(() if d is None else None for d in drives)
+  wanted = () if wanted else None  # Known while tracing: as structure.
+  return lines, (weights, lines, inputs, age, present, wanted)
+
+
+def _unroll_bwd(static, residuals, cotangents):
+  weights, lines, inputs, age, absent, wanted = residuals
+  cotangents = tuple(
+    jnp.zeros(line.shape, line.dtype)
+    if isinstance(ct, jax.custom_derivatives.SymbolicZero)
+    else ct
+    for ct, line in zip(cotangents, lines, strict=True)
+  )
+  loop = _Loop(static, lines, age)
+  deltas, d_pasts = _backward(
+    loop, weights, lines, inputs, cotangents, wanted is not None
+  )
+  d_weights = _weight_gradients(loop, weights, lines, deltas)
+  num_rows = age.shape[0]
+  deltas = [d[:, :num_rows] for d in deltas]
+  d_biases = tuple(jnp.sum(d, (1, 2)) for d in deltas)
+  d_drives = tuple(
+    None if a == () else d for a, d in zip(absent, deltas, strict=True)
+  )
+  return d_weights, d_biases, d_drives, d_pasts, None
+
+
+_unroll.defvjp(_unroll_fwd, _unroll_bwd, symbolic_zeros=True)
+
+
+class _Loop:
+  """Sizes that all passes over a loop share."""
+
+  def __init__(self, static, lines, age):
+    self.plan, index = static
+    self.block = self.plan.blocks[index]
+    self.local = {g: i for i, g in enumerate(self.block.groups)}
+    self.groups = [self.plan.groups[g] for g in self.block.groups]
+    self.num_rows, self.batch_size = age.shape
+    self.age = age
+    self.dtype = lines[0].dtype
+    self.inner_length = max(
+      (
+        d for b in self.block.inner for r in b.reads for x in r.delay for d in x
+      ),
+      default=0,
+    )
+
+  def turn(self, bucket, rows: int) -> int:
+    """Members whose inputs are brought together at a time."""
+    width = sum(r.fan_in * self.plan.groups[r.group].size for r in bucket.reads)
+    return turn_size(
+      len(bucket.members), rows * max(width, 1) * self.dtype.itemsize
+    )
+
+
+def turn_size(members: int, bytes_each: int) -> int:
+  """How many members a turn takes: a divisor of their number."""
+  if jax.default_backend() == 'cpu':
+    whole, limit = _SMALL, _CACHE
+  else:
+    whole = limit = _DEVICE
+  if members * bytes_each <= whole:
+    return members
+  most = max(1, limit // bytes_each)
+  return next(q for q in range(min(most, members), 0, -1) if members % q == 0)
+
+
+def _forward(static, weights, biases, drives, pasts, age, keep):
+  """Lines, and the integrated inputs of groups whose derivative needs them."""
+  loop = _Loop(static, pasts, age)
+  shape = loop.num_rows, loop.batch_size
+  lines = tuple(
+    jnp.pad(past, ((0, 0), (0, loop.num_rows), (0, 0), (0, 0)))
+    for past in pasts
+  )
+  inputs = tuple(
+    jnp.zeros((len(g.names), *shape, g.size), loop.dtype)
+    if keep and g.activation not in _FROM_OUTPUT
+    else None
+    for g in loop.groups
+  )
+  stacks = [bucket_weights(bucket, weights) for bucket in loop.block.inner]
+
+  def step(carry, t):
+    age_t = lax.dynamic_index_in_dim(age, t, keepdims=False)
+    for bucket, stack in zip(loop.block.inner, stacks, strict=True):
+      carry = _forward_bucket(
+        loop, bucket, stack, biases, drives, carry, t, age_t
+      )
+    return carry, None
+
+  carry = lines, inputs
+  (lines, inputs), _ = lax.scan(step, carry, jnp.arange(loop.num_rows))
+  return lines, inputs
+
+
+def _forward_bucket(loop, bucket, stack, biases, drives, carry, t, age_t):
+  """One product of one step: `(lines, inputs)` with its members written."""
+  g = loop.local[bucket.group]
+  group = loop.groups[g]
+  members = jnp.array(bucket.members)
+  turn = loop.turn(bucket, loop.batch_size)
+  lengths = [group.length for group in loop.groups]
+
+  def body(i, carry):
+    lines, inputs = carry
+    p = cut(members, i, turn)
+
+    def read(reads, rows):
+      h = loop.local[reads.group]
+      slot = t + lengths[h] - rows['delay']
+      known = age_t[None, None] >= rows['delay'][..., None]
+      return _take(lines[h], rows['near'], slot, known)
+
+    x = side_by_side(bucket, read, i, turn)
+    y = jnp.zeros((turn, loop.batch_size, group.size), loop.dtype)
+    if x is not None:
+      y = jnp.einsum('qbk,qkj->qbj', x, cut(stack, i, turn))
+    y += pick(biases[g], p)[:, None]
+    if drives[g] is not None:
+      y += _at(drives[g], p, t)
+    out = y if group.activation is None else group.activation(y)
+    lines = _put(lines, g, p, t + lengths[g], out.astype(loop.dtype))
+    if inputs[g] is not None:
+      inputs = _put(inputs, g, p, t, y)
+    return lines, inputs
+
+  return repeat(body, len(bucket.members) // turn, carry)
+
+
+def _backward(loop, weights, lines, inputs, cotangents, wanted):
+  """Gradients of the integrated inputs, and of the past if wanted."""
+  lengths = [group.length for group in loop.groups]
+  # Beyond the last row nothing is known: zeros to be read from.
+  deltas = tuple(
+    jnp.zeros(
+      (len(g.names), loop.num_rows + loop.inner_length, *line.shape[2:]),
+      loop.dtype,
+    )
+    for g, line in zip(loop.groups, lines, strict=True)
+  )
+  stacks = [
+    _transposed_weights(loop.plan, bucket, weights)
+    for bucket in loop.block.transposed
+  ]
+  age = jnp.pad(loop.age, ((0, loop.inner_length), (0, 0)), constant_values=-1)
+
+  def gradient(bucket, stack, deltas, t, i, turn):
+    """What flows back to members of a bucket from the rows after `t`."""
+
+    def read(reads, rows):
+      later = t + rows['delay']
+      row = jnp.maximum(later, 0)
+      # A read of row `later` counts if that row exists and knows row `t`.
+      known = (later >= 0)[..., None] & (age[later] >= rows['delay'][..., None])
+      return _take(deltas[loop.local[reads.group]], rows['near'], row, known)
+
+    x = side_by_side(bucket, read, i, turn)
+    if x is None:
+      return jnp.zeros((), loop.dtype)
+    return jnp.einsum('qbk,qjk->qbj', x, cut(stack, i, turn))
+
+  def step(deltas, t):
+    for bucket, stack in zip(loop.block.transposed, stacks, strict=True):
+      g = loop.local[bucket.group]
+      members = jnp.array(bucket.members)
+      turn = loop.turn(bucket, loop.batch_size)
+
+      def body(i, deltas, bucket=bucket, stack=stack, g=g, turn=turn):
+        p = cut(members, i, turn)  # noqa: B023
+        y = gradient(bucket, stack, deltas, t, i, turn)
+        y += _at(cotangents[g], p, t + lengths[g])
+        y = _through_activation(
+          loop.groups[g].activation,
+          lambda: _at(lines[g], p, t + lengths[g]),
+          lambda: _at(inputs[g], p, t),
+          y,
+        )
+        return _put(deltas, g, p, t, y)
+
+      deltas = repeat(body, len(members) // turn, deltas)
+    return deltas, None
+
+  rows = jnp.arange(loop.num_rows)
+  deltas, _ = lax.scan(step, deltas, rows, reverse=True)
+  d_pasts = tuple(ct[:, :n] for ct, n in zip(cotangents, lengths, strict=True))
+  if not wanted:
+    return deltas, d_pasts
+
+  def past_step(d_pasts, t):
+    for bucket, stack in zip(loop.block.transposed, stacks, strict=True):
+      g = loop.local[bucket.group]
+      if not (bucket.reads and lengths[g]):
+        continue
+      y = gradient(bucket, stack, deltas, t, 0, len(bucket.members))
+      row = jnp.maximum(t + lengths[g], 0)
+      y = jnp.where(t + lengths[g] >= 0, y, 0)
+      members = jnp.array(bucket.members)
+      y += _at(d_pasts[g], members, row)
+      d_pasts = _put(d_pasts, g, members, row, y)
+    return d_pasts, None
+
+  before = jnp.arange(-loop.inner_length, 0)
+  return deltas, lax.scan(past_step, d_pasts, before)[0]
+
+
+def _through_activation(activation, output, integrated, y):
+  if activation is None:
+    return y
+  if activation in _FROM_OUTPUT:
+    return y * _FROM_OUTPUT[activation](output())
+  return jax.vjp(activation, integrated())[1](y)[0]
+
+
+def _weight_gradients(loop, weights, lines, deltas):
+  """The gradient of each pack: one product per member, over all rows."""
+  gradients = [jnp.zeros_like(w) for w in weights]
+  for bucket in loop.block.inner:
+    for reads in bucket.reads:
+      g, h = loop.local[bucket.group], loop.local[reads.group]
+      stack = _weight_gradient(
+        loop, bucket, reads, lines[h], loop.groups[h].length, deltas[g]
+      )
+      shape = gradients[reads.pack].shape
+      stack = stack.reshape(-1, *shape[1:])
+      if reads.is_padded:
+        real = [i for i, r in enumerate(sum(reads.rows, ())) if r >= 0]
+        stack = stack[jnp.array(real)]
+      gradients[reads.pack] = stack
+  return tuple(gradients)
+
+
+def _weight_gradient(loop, bucket, reads, line, length, delta):
+  """Shape `[m, F, in, out]`; a turn reads what fits, `span` rows at a time."""
+  n_in, n_out = line.shape[-1], delta.shape[-1]
+  fan_in, num_rows = reads.fan_in, loop.num_rows
+  each = loop.batch_size * fan_in * n_in * loop.dtype.itemsize
+  turn = turn_size(len(bucket.members), num_rows * each)
+  span = num_rows
+  if turn == 1 and num_rows * each > _SMALL:
+    most = max(1, (_SMALL // 2) // each)
+    span = next(
+      s for s in range(min(most, num_rows), 0, -1) if num_rows % s == 0
+    )
+  members = jnp.array(bucket.members)
+
+  def one(i):
+    near, delay = (
+      cut(jnp.array(x), i, turn) for x in (reads.near, reads.delay)
+    )
+    p = cut(members, i, turn)
+
+    def part(j, total):
+      t = j * span
+      age = lax.dynamic_slice_in_dim(loop.age, t, span)
+      known = age[None, None] >= delay[..., None, None]  # [q, F, span, B]
+      x = _spans(line, near, t + length - delay, span)
+      x = jnp.where(known[..., None], x, 0)
+      d = _spans(delta, p, jnp.full_like(p, t), span)
+      x = x.reshape(turn, fan_in, span * loop.batch_size, n_in)
+      d = d.reshape(turn, span * loop.batch_size, n_out)
+      # The small one is turned over, the wide one stays as it lies.
+      x = jnp.moveaxis(x, 1, 2).reshape(turn, -1, fan_in * n_in)
+      return total + jnp.einsum('qjr,qrk->qjk', jnp.swapaxes(d, 1, 2), x)
+
+    zero = jnp.zeros((turn, n_out, fan_in * n_in), loop.dtype)
+    return repeat(part, num_rows // span, zero)
+
+  count = len(bucket.members) // turn
+  y = one(0) if count == 1 else lax.map(one, jnp.arange(count))
+  y = y.reshape(len(bucket.members), n_out, fan_in, n_in)
+  return jnp.transpose(y, (0, 2, 3, 1))
+
+
+def bucket_weights(
+  bucket: schedule_lib.Bucket, weights: Sequence[types.Array]
+) -> types.Array | None:
+  """What a bucket's inputs, side by side, are multiplied by.
+
+  Returns:
+    Shape `[m, K, n]`, where `K` adds up fan-in times size over the reads;
+    None if nothing is read.
+  """
+  parts = []
+  for reads in bucket.reads:
+    stack = weights[reads.pack]
+    if reads.is_padded:
+      stack = _with_zero(stack)[jnp.array(reads.rows)]
+    m = len(bucket.members)
+    parts.append(stack.reshape(m, -1, stack.shape[-1]))
+  return _join(parts, 1)
+
+
+def _transposed_weights(plan, bucket, weights):
+  """The same for a transposed bucket. Shape `[m, n, K]`."""
+  n = plan.groups[bucket.group].size
+  parts = []
+  for reads in bucket.reads:
+    kind = plan.kind((n, plan.groups[reads.group].size))
+    stack = _join([weights[i] for i in kind], 0)
+    stack = _with_zero(stack)[jnp.array(reads.rows)]  # [m, F, n, out]
+    parts.append(jnp.moveaxis(stack, 2, 1).reshape(len(bucket.members), n, -1))
+  return _join(parts, 2)
+
+
+def side_by_side(
+  bucket: schedule_lib.Bucket, read: Callable[..., Any], i: Any, turn: int
+) -> types.Array | None:
+  """The inputs of the members of turn `i`, along the last axis.
+
+  Args:
+    bucket: The bucket.
+    read: Maps reads and their tables, `near` and `delay` of shape `[q, F]`,
+      to `[q, F, ..., n]`.
+    i: Number of the turn.
+    turn: Members in a turn, `q`.
+
+  Returns:
+    Shape `[q, ..., K]`; None if nothing is read.
+  """
+  parts = []
+  for reads in bucket.reads:
+    rows = {
+      'near': cut(jnp.array(reads.near), i, turn),
+      'delay': cut(jnp.array(reads.delay), i, turn),
+    }
+    if turn > 1 or reads.fan_in == 1:
+      x = jnp.moveaxis(read(reads, rows), 1, -2)
+      parts.append(x.reshape(*x.shape[:-2], -1))
+      continue
+
+    def column(j, reads=reads, rows=rows):
+      one = {k: lax.dynamic_slice_in_dim(v, j, 1, 1) for k, v in rows.items()}
+      return read(reads, one)[:, 0]
+
+    shape = jax.eval_shape(column, 0)
+    size = shape.shape[-1]
+
+    def put(j, x, column=column, size=size):
+      return lax.dynamic_update_slice_in_dim(x, column(j), j * size, -1)
+
+    wide = (*shape.shape[:-1], reads.fan_in * size)
+    parts.append(
+      lax.fori_loop(0, reads.fan_in, put, jnp.zeros(wide, shape.dtype))
+    )
+  return _join(parts, -1)
+
+
+def repeat(body: Callable[..., Any], count: int, carry: Any) -> Any:
+  """`fori_loop`, without a loop if there is but one turn."""
+  return body(0, carry) if count == 1 else lax.fori_loop(0, count, body, carry)
+
+
+def cut(x: types.Array, i: Any, turn: int) -> types.Array:
+  """Turn `i` of `x`, along its leading axis."""
+  if turn == x.shape[0]:
+    return x
+  return lax.dynamic_slice_in_dim(x, i * turn, turn)
+
+
+def pick(x: types.Array, p: types.Array) -> types.Array:
+  """Rows `p` of `x`."""
+  if p.shape[0] == 1:
+    return lax.dynamic_slice_in_dim(x, p[0], 1)
+  return x.at[p].get(mode='promise_in_bounds')
+
+
+def _take(line, near, slot, known):
+  """`line[near, slot]` where it is known, else 0. `[q, F, B, n]`."""
+  if math.prod(near.shape) == 1:
+    start = near.reshape(()), slot.reshape(()), 0, 0
+    x = lax.dynamic_slice(line, start, (1, 1, *line.shape[2:]))
+  else:
+    x = line.at[near, slot].get(mode='promise_in_bounds')
+  return jnp.where(known[..., None], x, 0)
+
+
+def _at(x, p, t):
+  """Row `t` of members `p`. `[q, B, n]`."""
+  if p.shape[0] == 1:
+    return lax.dynamic_slice(x, (p[0], t, 0, 0), (1, 1, *x.shape[2:]))[:, 0]
+  x = lax.dynamic_index_in_dim(x, t, 1, keepdims=False)
+  return x.at[p].get(mode='promise_in_bounds')
+
+
+def _put(arrays, g, p, t, y):
+  """`arrays` with row `t` of members `p` of the `g`-th written."""
+  x = arrays[g]
+  if p.shape[0] == 1:
+    x = lax.dynamic_update_slice(x, y[:, None], (p[0], t, 0, 0))
+  else:
+    x = x.at[p, t].set(y, unique_indices=True, mode='promise_in_bounds')
+  return (*arrays[:g], x, *arrays[g + 1 :])
+
+
+def _spans(x, p, t, span):
+  """`x[p, t : t + span]` for every pair of a table. `[..., span, B, n]`."""
+  shape = (1, span, *x.shape[2:])
+
+  def one(p, t):
+    return lax.dynamic_slice(x, (p, t, 0, 0), shape)[0]
+
+  for _ in range(p.ndim):
+    one = jax.vmap(one)
+  return one(p, t)
+
+
+def _with_zero(stack):
+  return jnp.pad(stack, ((0, 1), (0, 0), (0, 0)))
+
+
+def _join(parts, axis):
+  if not parts:
+    return None
+  return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
