@@ -198,15 +198,25 @@ class UpdateTest(chex.TestCase):
       )
     self.assertEqual(new_state.num_updates, 1)
 
-  def test_normalised_advantages_have_mean_zero(self):
-    config = dataclasses.replace(self.config, normalise_advantages=True)
+  def test_normalised_advantages_and_clipped_values(self):
+    config = dataclasses.replace(
+      self.config, normalise_advantages=True, value_clip=0.1
+    )
     agent = ppo.make_ppo(fakes.memoryless(), config)
     trajectory = case_a(np.ones(5), self.x, self.action)
     row = jax.tree.map(lambda x: x[0], trajectory.timestep)
     state = agent.init(jax.random.key(0), row)
     _, metrics = jax.jit(agent.update)(state, trajectory)
-    # Ratios are 1, so the surrogate is the mean of the advantages.
+    # Ratios are 1, so the surrogate is the mean of the advantages: 0.
     np.testing.assert_allclose(metrics['policy_loss'], 0, atol=1e-6)
+    old = np.array([0.5, 0.6, 0.7, 0.8])
+    target = old + np.array([1.93712, 1.246, 0.3, 2.0])
+    value = fakes.PARAMS['v'] * self.x[np.array([0, 1, 2, 4])]
+    clipped = old + np.clip(value - old, -0.1, 0.1)
+    errors = np.maximum((value - target) ** 2, (clipped - target) ** 2)
+    np.testing.assert_allclose(
+      metrics['value_loss'], np.mean(errors) / 2, rtol=1e-5
+    )
 
 
 class ReplayTest(parameterized.TestCase):
@@ -284,6 +294,11 @@ class ReplayTest(parameterized.TestCase):
     self.assertEqual(clean[1]['skipped'], 0)
     chex.assert_trees_all_equal(clean[0].params, dirty[0].params)
     chex.assert_trees_all_equal(clean[1], dirty[1])
+
+  def test_next_update_has_another_key(self):
+    state, trajectory = before_second_update(fakes.recurrent)
+    new_state, _ = trainer(fakes.recurrent).update(state, trajectory)
+    self.assertFalse(jnp.all(new_state.key == state.key))
 
   def test_valid_rows_count(self):
     state, trajectory = before_second_update(fakes.recurrent)
@@ -591,7 +606,7 @@ class WrongInputTest(parameterized.TestCase):
   def test_trajectory_of_other_sizes(self):
     state, trajectory = before_second_update(fakes.memoryless)
     short = jax.tree.map(lambda x: x[1:], trajectory)
-    with self.assertRaisesRegex(ValueError, r'9 \+ 1 rows of 4.*9 rows of 4'):
+    with self.assertRaisesRegex(ValueError, r'9 \+ 1 rows of 4.*\(9, 4\)'):
       trainer(fakes.memoryless).agent.update(state, short)
 
 

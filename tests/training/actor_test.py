@@ -112,10 +112,17 @@ class RolloutTest(absltest.TestCase):
     expected = np.where(timestep.step_type[1:] == 0, 0, paid)
     np.testing.assert_allclose(timestep.reward[1:], expected, rtol=1e-6)
 
-  def test_noise_differs_between_steps_and_rollouts(self):
-    _, _, (one, _), (two, _) = two_rollouts()
-    log_probs = np.concatenate([one.log_prob, two.log_prob]).ravel()
-    self.assertLen(np.unique(log_probs), 2 * T * B)
+  def test_actions_are_drawn_anew(self):
+    acting, learner_state, _, _ = two_rollouts()
+    _, states = acting.start()
+    seen = []
+    for _ in range(2):
+      next_states, trajectory, _ = acting.rollout(learner_state, states)
+      seen.append(np.asarray(trajectory.action))
+      # Only the key goes on: what else the actions depend on stays.
+      states = states.replace(key=next_states.key)
+    self.assertFalse((seen[0] == seen[1]).all())
+    self.assertFalse((seen[0] == seen[0][0]).all())
 
   def test_episodes(self):
     _, _, (one, episodes), (two, later) = two_rollouts()
