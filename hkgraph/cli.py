@@ -213,7 +213,7 @@ def _report(result: Any) -> int:
 def _print_evaluation(evaluation: Any) -> None:
   actions = 'deterministic' if evaluation.deterministic else 'sampled'
   print(
-    f'evaluation  mean return {evaluation.mean:.2f} \u00b1 '
+    f'evaluation  mean return {evaluation.mean:.2f} +- '
     f'{evaluation.std:.2f} ({len(evaluation.returns)} {actions} episodes)'
   )
   for key, mean in evaluation.mean_by_key.items():

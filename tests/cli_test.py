@@ -164,7 +164,7 @@ class TrainTest(parameterized.TestCase):
     evaluation = json.loads((run / 'evaluation.json').read_text())
     self.assertEqual(evaluation['episodes'], 6)
     mean, std = evaluation['mean_return'], evaluation['std_return']
-    self.assertIn(f'mean return {mean:.2f} \u00b1 {std:.2f}', out)
+    self.assertIn(f'mean return {mean:.2f} +- {std:.2f}', out)
     for path in (run, run / 'graph.png', run / 'learning_curve.png'):
       self.assertTrue(path.exists())
       self.assertIn(f' {path}\n', out)

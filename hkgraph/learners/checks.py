@@ -38,12 +38,12 @@ def check_trajectory(
   trajectory: types.Trajectory, config: config_lib.PPOConfig
 ) -> None:
   """Raises `ValueError` unless a trajectory has the sizes of the config."""
-  rows, num_envs = trajectory.timestep.step_type.shape
-  if (rows, num_envs) != (config.num_steps + 1, config.num_envs):
+  shape = trajectory.timestep.step_type.shape
+  if shape != (config.num_steps + 1, config.num_envs):
     raise ValueError(
       f'`trajectory` must have {config.num_steps} + 1 rows of '
       f'{config.num_envs} environments, as `num_steps` and `num_envs` of the '
-      f'config say, got {rows} rows of {num_envs}'
+      f'config say, got step types of shape {shape}'
     )
 
 

@@ -250,13 +250,12 @@ def _run_epochs(
     }
     return new_fit, metrics
 
-  def epoch(fit, key):
-    split_key, replay_key = jax.random.split(key)
-    keys = jax.random.split(replay_key, config.num_minibatches)
-    parts = _split(split_key, *data, config.num_minibatches)
-    return lax.scan(step, fit, (parts, keys))
+  def epoch(fit, keys):
+    parts = _split(keys[0], *data, config.num_minibatches)
+    return lax.scan(step, fit, (parts, keys[1:]))
 
-  fit, metrics = lax.scan(epoch, fit, jax.random.split(key, config.num_epochs))
+  shape = (config.num_epochs, 1 + config.num_minibatches)
+  fit, metrics = lax.scan(epoch, fit, jax.random.split(key, shape))
   return fit, {
     name: x[0, 0] if name.startswith('ratio_deviation') else jnp.mean(x)
     for name, x in metrics.items()

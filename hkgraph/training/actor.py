@@ -81,7 +81,8 @@ def rollout(
     `EpisodeStatistics`, `episode_return` and `episode_length` at rows `1..T`,
     shape `[T, B]`, else an empty dict.
   """
-  next_key, action_key, value_key = jax.random.split(actor_state.key, 3)
+  keys = jax.random.split(actor_state.key, 2 + num_steps)
+  next_key, value_key, action_keys = keys[0], keys[1], keys[2:]
 
   def act(carry, key, timestep):
     state = types.NetworkState(carry=carry, statistics=learner_state.statistics)
@@ -98,9 +99,7 @@ def rollout(
     return (environment, next_timestep, carry), (row, _episodes(environment))
 
   state = (actor_state.environment, actor_state.timestep, actor_state.carry)
-  state, (rows, episodes) = lax.scan(
-    step, state, jax.random.split(action_key, num_steps)
-  )
+  state, (rows, episodes) = lax.scan(step, state, action_keys)
   environment, timestep, carry = state
   timesteps, actions, log_probs, values = rows
   bootstrap, _ = act(carry, value_key, timestep)

@@ -78,7 +78,7 @@ def bodies_graph(num_bodies: int = 3, hidden: int = 32) -> 'spec_lib.GraphSpec':
   graph = builder.PopulationGraph()
   for i in range(num_bodies):
     graph.add_input(f'sense_{i}', 6, input_from=f'body_{i}')
-    graph.add_population(f'hidden_{i}', hidden, activation='jax.nn.swish')
+    graph.add_population(f'hidden_{i}', hidden, activation='jax.numpy.tanh')
     graph.add_output(f'policy_{i}', 4, output_to=f'policy_body_{i}')
     graph.add_output(f'value_{i}', 1, output_to=f'value_body_{i}')
     graph.connect(f'sense_{i}', f'hidden_{i}')
@@ -90,20 +90,39 @@ def bodies_graph(num_bodies: int = 3, hidden: int = 32) -> 'spec_lib.GraphSpec':
   return graph.finalize()
 
 
+def _falling_to_zero(total_steps: int, **kwargs) -> config_lib.PPOConfig:
+  """A configuration whose learning rate is 0 after `total_steps`."""
+  per_update = kwargs['num_envs'] * kwargs['num_steps']
+  total_updates = -(-total_steps // per_update)
+  return config_lib.PPOConfig(
+    schedule='linear', total_updates=total_updates, **kwargs
+  )
+
+
 _CARTPOLE = Task(
   name='cartpole',
   summary='Balance a pole on a cart; solved at a mean return of 475.',
   graph=cartpole_graph,
-  config=config_lib.PPOConfig(),
+  config=_falling_to_zero(
+    300_000,
+    num_envs=32,
+    num_steps=128,
+    discount=0.98,
+    value_cost=0.01,
+    learning_rate=2.5e-3,
+  ),
   total_steps=300_000,
+  normalize=True,
 )
 
 _DELAYED_RECALL = Task(
   name='delayed_recall',
   summary='Name the cue that was shown eight steps ago; chance is 0.25.',
   graph=delayed_recall_graph,
-  config=config_lib.PPOConfig(),
-  total_steps=100_000,
+  config=_falling_to_zero(
+    80_000, num_envs=32, num_steps=36, learning_rate=3e-3
+  ),
+  total_steps=80_000,
 )
 
 _BODIES = Task(

@@ -1,0 +1,73 @@
+"""What a PPO config refuses, and what it says then."""
+
+import math
+import subprocess
+import sys
+
+from absl.testing import absltest, parameterized
+
+from hkgraph.learners import config
+
+
+class PPOConfigTest(parameterized.TestCase):
+  def test_defaults_are_valid(self):
+    config.PPOConfig()
+
+  @parameterized.parameters(
+    ('num_envs', 0),
+    ('num_envs', 2.0),
+    ('num_steps', -1),
+    ('num_minibatches', True),
+    ('num_epochs', 0),
+    ('discount', 1.01),
+    ('discount', -0.1),
+    ('lambda_', 2),
+    ('lambda_', math.nan),
+    ('clip_epsilon', 0.0),
+    ('value_cost', -1.0),
+    ('entropy_cost', math.inf),
+    ('learning_rate', 0.0),
+    ('learning_rate', '1e-3'),
+    ('max_grad_norm', 0.0),
+    ('weight_decay', -1e-9),
+    ('value_clip', -0.2),
+    ('target_kl', 0.0),
+    ('schedule', 'cosine'),
+    ('advantage_mode', 'sum'),
+  )
+  def test_value_out_of_range_names_field_and_value(self, name, value):
+    with self.assertRaisesRegex(
+      ValueError, f'`{name}` must be .*got {value!r}'
+    ):
+      config.PPOConfig(**{name: value})
+
+  @parameterized.parameters(
+    ('discount', 0), ('discount', 1.0), ('lambda_', 0.0), ('entropy_cost', 0)
+  )
+  def test_bounds_are_allowed(self, name, value):
+    config.PPOConfig(**{name: value})
+
+  def test_six_environments_and_four_minibatches(self):
+    with self.assertRaisesRegex(ValueError, '6 environments and 4 minibatches'):
+      config.PPOConfig(num_envs=6, num_minibatches=4)
+
+  def test_linear_schedule_needs_its_end(self):
+    with self.assertRaisesRegex(ValueError, 'total_updates'):
+      config.PPOConfig(schedule='linear')
+    with self.assertRaisesRegex(ValueError, '`total_updates` must be'):
+      config.PPOConfig(schedule='linear', total_updates=0)
+
+  def test_weights_without_a_sum(self):
+    with self.assertRaisesRegex(ValueError, 'advantage_weights'):
+      config.PPOConfig(advantage_mode='per_head', advantage_weights={'a': 1.0})
+
+  def test_is_read_without_jax(self):
+    code = (
+      'import sys; from hkgraph.learners import config; config.PPOConfig();'
+      'sys.exit("jax" in sys.modules)'
+    )
+    subprocess.run([sys.executable, '-c', code], check=True)
+
+
+if __name__ == '__main__':
+  absltest.main()
