@@ -1,5 +1,14 @@
 """Strictness that every test runs under."""
 
+import os
+
+# Nearly all of a test's time is compilation: compile fast rather than well.
+os.environ.setdefault(
+  'XLA_FLAGS',
+  '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true',
+)
+
+# ruff: noqa: E402
 import hypothesis
 import jax
 

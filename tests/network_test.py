@@ -104,10 +104,11 @@ class NetworkTest(parameterized.TestCase):
     params, state = network.init(
       jax.random.key(0), jax.tree.map(lambda x: x[0], inputs)
     )
-    full, _ = network.unroll(params, state, None, inputs, is_first)
+    unroll = jax.jit(network.unroll)
+    full, _ = unroll(params, state, None, inputs, is_first)
     for b in (0, 3):
       one = jax.tree.map(lambda x, b=b: x[b : b + 1], state.carry)
-      part, _ = network.unroll(
+      part, _ = unroll(
         params,
         state.replace(carry=one),
         None,
@@ -141,7 +142,7 @@ class NetworkTest(parameterized.TestCase):
     window = [slice(t, t + 4) for t in starts]
     x = {'x': np.concatenate([inputs['x'][w] for w in window], 1)}
     first = np.concatenate([is_first[w] for w in window], 1)
-    again, _ = network.unroll(
+    again, _ = jax.jit(network.unroll)(
       params, state.replace(carry=stacked), None, x, first
     )
     for i, w in enumerate(window):
@@ -167,12 +168,15 @@ class NetworkTest(parameterized.TestCase):
       return sum(jnp.mean(jnp.square(v)) for v in jax.tree.leaves(y))
 
     with jax.checking_leaks():
-      grads = jax.grad(lambda p: loss(plain, p))(params)
+      grads = jax.jit(jax.grad(lambda p: loss(plain, p)))(params)
     for name, leaf in jax.tree_util.tree_leaves_with_path(grads):
       self.assertTrue(np.all(np.isfinite(leaf)), name)
       self.assertGreater(float(jnp.sum(jnp.abs(leaf))), 0, name)
     _assert_close(
-      jax.grad(lambda p: loss(remat, p))(params), grads, rtol=1e-4, atol=1e-6
+      jax.jit(jax.grad(lambda p: loss(remat, p)))(params),
+      grads,
+      rtol=1e-4,
+      atol=1e-6,
     )
     chex.clear_trace_counter()
     unroll = jax.jit(chex.assert_max_traces(plain.unroll, n=1))
@@ -189,8 +193,9 @@ class NetworkTest(parameterized.TestCase):
       return network.unroll(params, state, None, inputs, is_first)[0]
 
     keys = jax.random.split(jax.random.key(0), 4)
+    run = jax.jit(run)
     singles = [run(key) for key in keys]
-    together = jax.vmap(run)(keys)
+    together = jax.jit(jax.vmap(run))(keys)
     _assert_close(
       together,
       jax.tree.map(lambda *y: jnp.stack(y), *singles),

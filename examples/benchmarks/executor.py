@@ -12,10 +12,10 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
-import timing
-import workloads
 
 import hkgraph as hg
+import timing
+import workloads
 
 
 def observations(workload, *lead):

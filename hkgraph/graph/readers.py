@@ -119,12 +119,12 @@ class StepReader(Reader):
     past = self.state[state_name(group)]
     batch = jnp.arange(self.lead[0])
     near, delay = near[..., None], delay[..., None]
-    count = past.count[None, None]
-    slot = jnp.mod(count - delay, past.values.shape[1])
+    slot = past.position[None, None] - delay
+    slot = jnp.mod(slot, past.values.shape[1])
     x = past.values.at[batch[None, None], slot, near].get(
       mode='promise_in_bounds'
     )
-    return jnp.where((count >= delay)[..., None], x, 0)
+    return jnp.where((past.age[None, None] >= delay)[..., None], x, 0)
 
   def _next(self, group):
     past = self.state[state_name(group)]
@@ -147,8 +147,7 @@ class SequenceReader(Reader):
 
   def age(self, group: int) -> types.Array:
     """Rows of the same episode before each row. Shape `[T, B]`."""
-    count = self.state[state_name(group)].count
-    return history.age_of_rows(count, self._is_first)
+    return history.age_of_rows(self.state[state_name(group)], self._is_first)
 
   def past(self, group: int) -> types.Array:
     """The steps before, oldest first. Shape `[P, L, B, n]`; L may be 0."""
@@ -193,4 +192,5 @@ class SequenceReader(Reader):
   def _next(self, group):
     length = self.plan.groups[group].length
     last = jnp.transpose(self._lines[group][:, -length:], (1, 2, 0, 3))
-    return history.from_past(last, self.age(group)[-1] + 1)
+    past = self.state[state_name(group)]
+    return history.extend(past, last, self._is_first)

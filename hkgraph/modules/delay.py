@@ -56,7 +56,7 @@ class Delay(stateful.StatefulModule):
 
   def unroll(self, carry: history.History, x: Any) -> tuple[Any, Any]:
     is_first = stateful.current_rows().is_first
-    age = history.age_of_rows(carry.count, is_first)
+    age = history.age_of_rows(carry, is_first)
     line = jax.tree.map(
       lambda past, x: jnp.concatenate([past, x]), history.past(carry), x
     )
@@ -68,7 +68,7 @@ class Delay(stateful.StatefulModule):
 
     y = jax.tree.map(shift, line, self._initial(first))
     last = jax.tree.map(lambda line: line[-self.delay :], line)
-    return history.from_past(last, age[-1] + 1), y
+    return history.extend(carry, last, is_first), y
 
   def __call__(self, x: Any) -> Any:
     return super().__call__(x) if self.delay else x

@@ -5,7 +5,6 @@ counter says which slots belong to the episode), and histories of different
 ages stack along the batch.
 """
 
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -19,12 +18,13 @@ class History:
 
   Attributes:
     values: Slot `s` of batch element `b` is `values[b, s]`.
-    count: Values written in this episode. From `L` on only its remainder
-      counts, so it stays below `2 L` and never overflows.
+    position: The slot that the next value takes, below `L`.
+    age: Values written in this episode, at most `L`: it never overflows.
   """
 
   values: types.ArrayTree  # [B, L, ...]
-  count: types.Array  # [B], int32
+  position: types.Array  # [B], int32
+  age: types.Array  # [B], int32
 
 
 def empty(value: types.ArrayTree, length: int) -> History:
@@ -38,12 +38,13 @@ def empty(value: types.ArrayTree, length: int) -> History:
     lambda x: jnp.zeros((x.shape[0], length, *x.shape[1:]), x.dtype), value
   )
   batch_size = jax.tree.leaves(value)[0].shape[0]
-  return History(values=values, count=jnp.zeros(batch_size, jnp.int32))
+  zeros = jnp.zeros(batch_size, jnp.int32)
+  return History(values=values, position=zeros, age=zeros)
 
 
 def reset(history: History, is_first: types.Array) -> History:
   """Forgets what came before, where `is_first` (`[B]`, bool) is set."""
-  return history.replace(count=jnp.where(is_first, 0, history.count))
+  return history.replace(age=jnp.where(is_first, 0, history.age))
 
 
 def read(
@@ -59,10 +60,10 @@ def read(
   Returns:
     Tree like one value. Shape `[B, ...]`.
   """
-  known = history.count >= delay
+  known = history.age >= delay
 
   def take(values, initial):
-    slot = jnp.mod(history.count - delay, values.shape[1])
+    slot = jnp.mod(history.position - delay, values.shape[1])
     value = jax.vmap(lambda v, s: v[s])(values, slot)
     mask = jnp.reshape(known, known.shape + (1,) * (value.ndim - 1))
     return jnp.where(mask, value, initial)
@@ -73,31 +74,40 @@ def read(
 def write(history: History, value: types.ArrayTree) -> History:
   """Appends one step's value, `[B, ...]`, over the oldest."""
 
-  def put(values, value):
-    slot = jnp.mod(history.count, values.shape[1])
-    rows = jnp.arange(values.shape[0])
-    return values.at[rows, slot].set(value.astype(values.dtype))
+  length = length_of(history)
+  batch = jnp.arange(history.position.shape[0])
 
-  length = jax.tree.leaves(history.values)[0].shape[1]
+  def put(values, value):
+    return values.at[batch, history.position].set(
+      value.astype(values.dtype), unique_indices=True, mode='promise_in_bounds'
+    )
+
   return History(
     values=jax.tree.map(put, history.values, value),
-    count=_wrap(history.count + 1, length),
+    position=jnp.mod(history.position + 1, length),
+    age=jnp.minimum(history.age + 1, length),
   )
 
 
-def age_of_rows(count: types.Array, is_first: types.Array) -> types.Array:
+def length_of(history: History) -> int:
+  """The longest delay that can be read, `L`."""
+  return jax.tree.leaves(history.values)[0].shape[1]
+
+
+def age_of_rows(history: History, is_first: types.Array) -> types.Array:
   """How many rows of the same episode precede each row of a sequence.
 
   Args:
-    count: Rows of the episode before row 0. Shape `[B]`, int32.
+    history: Before row 0.
     is_first: Shape `[T, B]`, bool.
 
   Returns:
-    0 at a first row. Shape `[T, B]`, int32.
+    0 at a first row; where the episode began before row 0, what is beyond `L`
+    is not counted. Shape `[T, B]`, int32.
   """
   row = jnp.arange(is_first.shape[0], dtype=jnp.int32)[:, None]
   began = jax.lax.cummax(jnp.where(is_first, row, -1), axis=0)
-  return jnp.where(began >= 0, row - began, row + count[None])
+  return jnp.where(began >= 0, row - began, row + history.age[None])
 
 
 def past(history: History) -> types.ArrayTree:
@@ -108,29 +118,35 @@ def past(history: History) -> types.ArrayTree:
 
   def order(values):
     length = values.shape[1]
-    slot = jnp.mod(history.count[:, None] + jnp.arange(length)[None], length)
+    slot = jnp.arange(length)[None] + history.position[:, None]
+    slot = jnp.mod(slot, length)
     return jnp.swapaxes(jax.vmap(lambda v, s: v[s])(values, slot), 0, 1)
 
   return jax.tree.map(order, history.values)
 
 
-def from_past(values: types.ArrayTree, count: types.Array) -> History:
-  """The inverse of `past`.
+def extend(
+  history: History, values: types.ArrayTree, is_first: types.Array
+) -> History:
+  """The history after a sequence: what writing row by row would leave.
 
   Args:
-    values: The last `L` values, oldest first. Shape `[L, B, ...]`.
-    count: Values written in the episode. Shape `[B]`, int32.
+    history: Before row 0.
+    values: The last `L` values, of the sequence or of before, oldest first.
+      Shape `[L, B, ...]`.
+    is_first: Rows of the sequence that open an episode. Shape `[T, B]`.
   """
+  length = length_of(history)
+  position = jnp.mod(history.position + is_first.shape[0], length)
+  row = jnp.mod(jnp.arange(length)[None] - position[:, None], length)
 
   def place(values):
-    length = values.shape[0]
-    row = jnp.mod(jnp.arange(length)[None] - count[:, None], length)
     values = jnp.swapaxes(values, 0, 1)
     return jax.vmap(lambda v, r: v[r])(values, row)
 
-  length = jax.tree.leaves(values)[0].shape[0]
-  return History(values=jax.tree.map(place, values), count=_wrap(count, length))
-
-
-def _wrap(count: types.Array, length: int) -> types.Array:
-  return jnp.where(count < length, count, length + jnp.mod(count, length))
+  age = age_of_rows(history, is_first)[-1] + 1
+  return History(
+    values=jax.tree.map(place, values),
+    position=position,
+    age=jnp.minimum(age, length),
+  )

@@ -323,7 +323,7 @@ class GraphCoreTest(parameterized.TestCase):
     for leaf in jax.tree.leaves((params, out)):
       self.assertEqual(leaf.dtype, jnp.bfloat16)
     for h in jax.tree.leaves(
-      state.carry, is_leaf=lambda x: hasattr(x, 'count')
+      state.carry, is_leaf=lambda x: hasattr(x, 'position')
     ):
       self.assertEqual(h.values.dtype, jnp.bfloat16)
 

@@ -11,7 +11,6 @@ import numpy as np
 
 import hkgraph as hg
 from hkgraph.graph import looped
-from hkgraph.modules import history
 from tests.graph import random_graphs
 
 
@@ -36,8 +35,7 @@ def _results(spec, path, num_rows, is_first, seed, dtype=jnp.float32):
     outputs, after = network.unroll(
       params, state.replace(carry=carry), None, inputs, is_first
     )
-    after = _known(after.carry)
-    leaves = jax.tree.leaves((outputs, after))
+    leaves = jax.tree.leaves((outputs, _values(after.carry)))
     total = sum(jnp.mean(jnp.sin(x.astype(jnp.float32))) for x in leaves)
     return total, (outputs, after)
 
@@ -46,21 +44,6 @@ def _results(spec, path, num_rows, is_first, seed, dtype=jnp.float32):
     jax.grad(loss, argnums=(0, 1, 2), has_aux=True)
   )(*arguments)
   return outputs, after, grads
-
-
-def _known(carry):
-  """The histories in order of time; what lies before the episode is 0."""
-
-  def known(h):
-    past = history.past(h)
-    steps_ago = past.shape[0] - jnp.arange(past.shape[0])
-    mask = h.count[None] >= steps_ago[:, None]
-    return jnp.where(mask[..., None, None], past, 0)
-
-  return {
-    module: {group: known(h) for group, h in bundle['carry'].items()}
-    for module, bundle in carry.items()
-  }
 
 
 def _values(carry):

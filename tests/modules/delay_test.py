@@ -82,18 +82,26 @@ class DelayTest(parameterized.TestCase):
 
 
 class HistoryTest(parameterized.TestCase):
-  def test_count_never_overflows(self):
+  def test_age_and_position_never_overflow(self):
     h = history.empty(jnp.zeros((1, 1)), 3)
     for i in range(20):
       h = history.write(h, jnp.full((1, 1), i, jnp.float32))
-      self.assertLess(int(h.count[0]), 6)
+      self.assertEqual(int(h.age[0]), min(i + 1, 3))
+      self.assertLess(int(h.position[0]), 3)
       for delay in range(1, min(i + 1, 3) + 1):
         got = history.read(h, delay, jnp.zeros(()))
         self.assertEqual(float(got[0, 0]), i + 1 - delay)
-    # A count that a sequence of 2**31 - 8 more rows would reach.
-    late = history.from_past(history.past(h), jnp.array([2**31 - 2]))
-    self.assertLess(int(late.count[0]), 6)
-    self.assertEqual(float(history.read(late, 1, jnp.zeros(()))[0, 0]), 19)
+
+  def test_a_sequence_leaves_what_its_rows_would(self):
+    h = history.write(history.empty(jnp.zeros((2, 1)), 3), jnp.ones((2, 1)))
+    x = np.arange(10, 20, dtype=np.float32).reshape(5, 2, 1)
+    is_first = np.zeros((5, 2), bool)
+    is_first[3, 1] = True
+    line = jnp.concatenate([history.past(h), x])
+    extended = history.extend(h, line[-3:], is_first)
+    for row, first in zip(x, is_first, strict=True):
+      h = history.write(history.reset(h, first), row)
+    jax.tree.map(np.testing.assert_array_equal, extended, h)
 
   def test_histories_of_different_ages_stack(self):
     young = history.empty(jnp.zeros((1, 1)), 4)
@@ -108,7 +116,8 @@ class HistoryTest(parameterized.TestCase):
 
   def test_age_of_rows(self):
     is_first = np.array([[0, 1], [0, 0], [1, 0], [0, 0]], bool)
-    age = history.age_of_rows(jnp.array([3, 3]), is_first)
+    h = history.empty(jnp.zeros((2, 1)), 3).replace(age=jnp.array([3, 3]))
+    age = history.age_of_rows(h, is_first)
     np.testing.assert_array_equal(age, [[3, 0], [4, 1], [0, 2], [1, 3]])
 
 

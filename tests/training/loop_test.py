@@ -14,12 +14,12 @@ from dm_env import specs
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tests.learners import fakes
 
 from hkgraph.envs import protocol, wrappers
 from hkgraph.graph import builder
 from hkgraph.learners import config as config_lib
 from hkgraph.training import checkpoint, loop, run_folder, setup
+from tests.learners import fakes
 
 _CONFIG = config_lib.PPOConfig(
   num_envs=3, num_steps=100, num_minibatches=1, num_epochs=1
