@@ -129,8 +129,18 @@ _BODIES = Task(
   name='bodies',
   summary='Bodies with heads of their own find their places in a formation.',
   graph=bodies_graph,
-  config=config_lib.PPOConfig(advantage_mode='per_head'),
+  config=_falling_to_zero(
+    300_000,
+    num_envs=32,
+    num_steps=50,
+    discount=0.9,
+    value_cost=0.2,
+    entropy_cost=0.003,
+    learning_rate=2e-3,
+    advantage_mode='per_head',
+  ),
   total_steps=300_000,
+  normalize=True,
 )
 
 TASKS = {task.name: task for task in (_BODIES, _CARTPOLE, _DELAYED_RECALL)}
