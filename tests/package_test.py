@@ -28,7 +28,7 @@ _RANKS = (
     'graph.drawing graph.layout graph.routes graph.text modules losses data '
     'envs'
   ).split(),
-  ('graph.core', 'graph.parameters'),
+  [f'graph.{x}' for x in 'core parameters looped execution readers'.split()],
   ('network',),
   ('learners', 'training.actor'),
   ('training', 'interop'),

@@ -15,6 +15,7 @@ from hkgraph.graph import text as text_lib
 
 if typing.TYPE_CHECKING:
   from hkgraph.graph import drawing
+  from hkgraph.graph import schedule as schedule_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +234,12 @@ class GraphSpec:
     a connection from or to `arm` with delay 2.
     """
     return text_lib.summary(self)
+
+  def schedule(self) -> 'schedule_lib.Schedule':
+    """How the graph is executed; its `describe()` says it in words."""
+    from hkgraph.graph import schedule
+
+    return schedule.make(self)
 
   def draw(self, path: str | pathlib.Path | None = None) -> 'drawing.Drawing':
     """A picture of the graph, as Graphviz source and as a matplotlib figure.
