@@ -11,6 +11,7 @@ over time lies side by side.
 
 from collections.abc import Callable, Sequence
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -139,6 +140,44 @@ class _Loop:
       len(bucket.members), rows * max(width, 1) * self.dtype.itemsize
     )
 
+  def by_group(self, buckets, stacks):
+    """`(g, [(bucket, stack), ...])` for each group, in order."""
+    pairs = zip(buckets, stacks, strict=True)
+    for g, part in itertools.groupby(pairs, lambda pair: pair[0].group):
+      yield self.local[g], list(part)
+
+  def run(self, buckets, product, finish, carry):
+    """Runs the buckets of a group: at once if all are small, else in turns.
+
+    Args:
+      buckets: Pairs of a bucket and its weights.
+      product: `(bucket, stack, carry, i, turn)` to `[turn, B, n]`.
+      finish: `(y, p, carry)` to the carry with members `p` written; None
+        stands for all members in order.
+      carry: What is read and written.
+    """
+    turns = [self.turn(bucket, self.batch_size) for bucket, _ in buckets]
+    if all(
+      q == len(b.members) for q, (b, _) in zip(turns, buckets, strict=True)
+    ):
+      parts = [
+        product(b, stack, carry, 0, len(b.members)) for b, stack in buckets
+      ]
+      order = sum((b.members for b, _ in buckets), ())
+      y = _join(parts, 0)
+      if order != tuple(range(len(order))):
+        y = y[jnp.argsort(jnp.array(order))]
+      return finish(y, None, carry)
+    for q, (bucket, stack) in zip(turns, buckets, strict=True):
+      members = jnp.array(bucket.members)
+
+      def body(i, carry, q=q, bucket=bucket, stack=stack, members=members):
+        y = product(bucket, stack, carry, i, q)
+        return finish(y, cut(members, i, q), carry)
+
+      carry = repeat(body, len(bucket.members) // q, carry)
+    return carry
+
 
 def turn_size(members: int, bytes_each: int) -> int:
   """How many members a turn takes: a divisor of their number."""
@@ -170,10 +209,8 @@ def _forward(static, weights, biases, drives, pasts, age, keep):
 
   def step(carry, t):
     age_t = lax.dynamic_index_in_dim(age, t, keepdims=False)
-    for bucket, stack in zip(loop.block.inner, stacks, strict=True):
-      carry = _forward_bucket(
-        loop, bucket, stack, biases, drives, carry, t, age_t
-      )
+    for g, buckets in loop.by_group(loop.block.inner, stacks):
+      carry = _forward_group(loop, g, buckets, biases, drives, carry, t, age_t)
     return carry, None
 
   carry = lines, inputs
@@ -181,18 +218,12 @@ def _forward(static, weights, biases, drives, pasts, age, keep):
   return lines, inputs
 
 
-def _forward_bucket(loop, bucket, stack, biases, drives, carry, t, age_t):
-  """One product of one step: `(lines, inputs)` with its members written."""
-  g = loop.local[bucket.group]
+def _forward_group(loop, g, buckets, biases, drives, carry, t, age_t):
+  """One step of one group: `(lines, inputs)` with its members written."""
   group = loop.groups[g]
-  members = jnp.array(bucket.members)
-  turn = loop.turn(bucket, loop.batch_size)
   lengths = [group.length for group in loop.groups]
 
-  def body(i, carry):
-    lines, inputs = carry
-    p = cut(members, i, turn)
-
+  def product(bucket, stack, lines, i, turn):
     def read(reads, rows):
       h = loop.local[reads.group]
       slot = t + lengths[h] - rows['delay']
@@ -200,10 +231,13 @@ def _forward_bucket(loop, bucket, stack, biases, drives, carry, t, age_t):
       return _take(lines[h], rows['near'], slot, known)
 
     x = side_by_side(bucket, read, i, turn)
-    y = jnp.zeros((turn, loop.batch_size, group.size), loop.dtype)
-    if x is not None:
-      y = jnp.einsum('qbk,qkj->qbj', x, cut(stack, i, turn))
-    y += pick(biases[g], p)[:, None]
+    if x is None:
+      return jnp.zeros((turn, loop.batch_size, group.size), loop.dtype)
+    return jnp.einsum('qbk,qkj->qbj', x, cut(stack, i, turn))
+
+  def finish(y, p, carry):
+    lines, inputs = carry
+    y += _members(biases[g], p)[:, None]
     if drives[g] is not None:
       y += _at(drives[g], p, t)
     out = y if group.activation is None else group.activation(y)
@@ -212,7 +246,9 @@ def _forward_bucket(loop, bucket, stack, biases, drives, carry, t, age_t):
       inputs = _put(inputs, g, p, t, y)
     return lines, inputs
 
-  return repeat(body, len(bucket.members) // turn, carry)
+  return loop.run(
+    buckets, lambda b, s, c, i, q: product(b, s, c[0], i, q), finish, carry
+  )
 
 
 def _backward(loop, weights, lines, inputs, cotangents, wanted):
@@ -244,18 +280,14 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
 
     x = side_by_side(bucket, read, i, turn)
     if x is None:
-      return jnp.zeros((), loop.dtype)
+      size = loop.plan.groups[bucket.group].size
+      return jnp.zeros((turn, loop.batch_size, size), loop.dtype)
     return jnp.einsum('qbk,qjk->qbj', x, cut(stack, i, turn))
 
   def step(deltas, t):
-    for bucket, stack in zip(loop.block.transposed, stacks, strict=True):
-      g = loop.local[bucket.group]
-      members = jnp.array(bucket.members)
-      turn = loop.turn(bucket, loop.batch_size)
+    for g, buckets in loop.by_group(loop.block.transposed, stacks):
 
-      def body(i, deltas, bucket=bucket, stack=stack, g=g, turn=turn):
-        p = cut(members, i, turn)  # noqa: B023
-        y = gradient(bucket, stack, deltas, t, i, turn)
+      def finish(y, p, deltas, g=g):
         y += _at(cotangents[g], p, t + lengths[g])
         y = _through_activation(
           loop.groups[g].activation,
@@ -265,7 +297,12 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
         )
         return _put(deltas, g, p, t, y)
 
-      deltas = repeat(body, len(members) // turn, deltas)
+      deltas = loop.run(
+        buckets,
+        lambda b, s, d, i, q: gradient(b, s, d, t, i, q),
+        finish,
+        deltas,
+      )
     return deltas, None
 
   rows = jnp.arange(loop.num_rows)
@@ -412,8 +449,11 @@ def side_by_side(
       'delay': cut(jnp.array(reads.delay), i, turn),
     }
     if turn > 1 or reads.fan_in == 1:
-      x = jnp.moveaxis(read(reads, rows), 1, -2)
-      parts.append(x.reshape(*x.shape[:-2], -1))
+      columns = [
+        read(reads, {k: v[:, f : f + 1] for k, v in rows.items()})[:, 0]
+        for f in range(reads.fan_in)
+      ]
+      parts += columns
       continue
 
     def column(j, reads=reads, rows=rows):
@@ -445,13 +485,6 @@ def cut(x: types.Array, i: Any, turn: int) -> types.Array:
   return lax.dynamic_slice_in_dim(x, i * turn, turn)
 
 
-def pick(x: types.Array, p: types.Array) -> types.Array:
-  """Rows `p` of `x`."""
-  if p.shape[0] == 1:
-    return lax.dynamic_slice_in_dim(x, p[0], 1)
-  return x.at[p].get(mode='promise_in_bounds')
-
-
 def _take(line, near, slot, known):
   """`line[near, slot]` where it is known, else 0. `[q, F, B, n]`."""
   if math.prod(near.shape) == 1:
@@ -462,8 +495,19 @@ def _take(line, near, slot, known):
   return jnp.where(known[..., None], x, 0)
 
 
+def _members(x, p):
+  """Rows `p` of `x`; all if p is None."""
+  if p is None:
+    return x
+  if p.shape[0] == 1:
+    return lax.dynamic_slice_in_dim(x, p[0], 1)
+  return x.at[p].get(mode='promise_in_bounds')
+
+
 def _at(x, p, t):
-  """Row `t` of members `p`. `[q, B, n]`."""
+  """Row `t` of members `p`, or of all. `[q, B, n]`."""
+  if p is None:
+    return lax.dynamic_index_in_dim(x, t, 1, keepdims=False)
   if p.shape[0] == 1:
     return lax.dynamic_slice(x, (p[0], t, 0, 0), (1, 1, *x.shape[2:]))[:, 0]
   x = lax.dynamic_index_in_dim(x, t, 1, keepdims=False)
@@ -473,7 +517,9 @@ def _at(x, p, t):
 def _put(arrays, g, p, t, y):
   """`arrays` with row `t` of members `p` of the `g`-th written."""
   x = arrays[g]
-  if p.shape[0] == 1:
+  if p is None:
+    x = lax.dynamic_update_slice(x, y[:, None], (0, t, 0, 0))
+  elif p.shape[0] == 1:
     x = lax.dynamic_update_slice(x, y[:, None], (p[0], t, 0, 0))
   else:
     x = x.at[p, t].set(y, unique_indices=True, mode='promise_in_bounds')
