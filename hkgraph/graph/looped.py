@@ -140,6 +140,33 @@ class _Loop:
       len(bucket.members), rows * max(width, 1) * self.dtype.itemsize
     )
 
+  def reader(self, arrays, slot, known):
+    """Makes what `side_by_side` reads with, from arrays `[P, rows, B, n]`.
+
+    Args:
+      arrays: One for each group of the block.
+      slot: Maps reads and a delay to a row of the array.
+      known: Maps a delay to the batch elements that may read, `[B]`.
+    """
+    masked = {}
+
+    def read(reads, rows):
+      x = arrays[self.local[reads.group]]
+      delays = {d for row in reads.delay for d in row}
+      if len(delays) == 1 and len(reads.near) == rows['near'].shape[0]:
+        # One row serves all: it is masked once.
+        (delay,) = delays
+        source = reads.group, delay
+        if source not in masked:
+          row = lax.dynamic_index_in_dim(x, slot(reads, delay), 1, False)
+          masked[source] = jnp.where(known(delay)[None, :, None], row, 0)
+        return masked[source].at[rows['near']].get(mode='promise_in_bounds')
+      delay = rows['delay']
+      allowed = jax.vmap(jax.vmap(known))(delay)
+      return _take(x, rows['near'], slot(reads, delay), allowed)
+
+    return read
+
   def by_group(self, buckets, stacks):
     """`(g, [(bucket, stack), ...])` for each group, in order."""
     pairs = zip(buckets, stacks, strict=True)
@@ -224,11 +251,13 @@ def _forward_group(loop, g, buckets, biases, drives, carry, t, age_t):
   lengths = [group.length for group in loop.groups]
 
   def product(bucket, stack, lines, i, turn):
-    def read(reads, rows):
-      h = loop.local[reads.group]
-      slot = t + lengths[h] - rows['delay']
-      known = age_t[None, None] >= rows['delay'][..., None]
-      return _take(lines[h], rows['near'], slot, known)
+    def slot(reads, delay):
+      return t + lengths[loop.local[reads.group]] - delay
+
+    def known(delay):
+      return age_t >= delay
+
+    read = loop.reader(lines, slot, known)
 
     x = side_by_side(bucket, read, i, turn)
     if x is None:
