@@ -194,10 +194,35 @@ class _Planner:
     self.position: dict[str, tuple[int, int]] = {}
 
   def plan(self) -> Schedule:
-    for names, is_loop in _components(self.spec):
+    components = list(_components(self.spec))
+    self.rank = self._ranks(components)
+    for names, is_loop in components:
       self._add_block(names, is_loop)
     blocks = [self._transpose(block) for block in self.blocks]
     return Schedule(tuple(self.groups), tuple(blocks), tuple(self.packs))
+
+  def _ranks(self, components) -> dict[str, tuple[int, int]]:
+    """Where each population stands among those of its group.
+
+    Within a loop those of like fan-in stand side by side. The others stand in
+    the order of what they feed or read there, so that one-to-one connections
+    find their sources in order and nothing is moved.
+    """
+    natural = {p.name: i for i, p in enumerate(self.spec.populations)}
+    rank = {}
+    for names, is_loop in components:
+      if is_loop:
+        for name in names:
+          fan_in = sum(c.src in names for c in self.spec.incoming(name))
+          rank[name] = fan_in, natural[name]
+    free = {}
+    for name in natural:
+      if name not in rank:
+        near = [c.dst for c in self.spec.outgoing(name)]
+        near += [c.src for c in self.spec.incoming(name)]
+        known = [rank[n] for n in near if n in rank]
+        free[name] = min(known, default=(0, natural[name]))
+    return rank | free
 
   def _add_block(self, names: list[str], is_loop: bool) -> None:
     inside = set(names)
@@ -230,14 +255,9 @@ class _Planner:
       alone = name if p.module else ''
       kind = depth[name], p.size, p.activation, lengths[name] > 0, alone
       kinds.setdefault(kind, []).append(name)
-    fan_in = {
-      name: sum(c.dst == name and c.transform is None for c in inner)
-      for name in names
-    }
     first = len(self.groups)
     for kind, members in sorted(kinds.items(), key=lambda item: item[0][0]):
-      # Members of like fan-in side by side, so that buckets are ranges.
-      members = sorted(members, key=lambda name: fan_in[name])
+      members = sorted(members, key=self.rank.get)
       _, size, activation, _, _ = kind
       length = max(lengths[name] for name in members)
       module = self.spec.population(members[0]).module
