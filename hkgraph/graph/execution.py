@@ -168,7 +168,7 @@ class Execution:
       biases.append(self._bias(g, outer + inner))
       pasts.append(self.reader.past(g).astype(self.dtype))
     longest = max(block.groups, key=lambda g: self.plan.groups[g].length)
-    lines = looped.unroll(
+    activities, lines = looped.unroll(
       self.plan,
       number,
       self.weights,
@@ -177,8 +177,8 @@ class Execution:
       pasts,
       self.reader.age(longest),
     )
-    for g, line in zip(block.groups, lines, strict=True):
-      self.reader.put_line(g, line)
+    for g, x, line in zip(block.groups, activities, lines, strict=True):
+      self.reader.put_line(g, x, line)
 
   def _walk_loop(self, number: int, block: schedule_lib.Block) -> None:
     """A loop with custom parts: one scan, and in it connection by connection.

@@ -45,7 +45,7 @@ def unroll(
   drives: Sequence[types.Array | None],
   pasts: Arrays,
   age: types.Array,
-) -> Arrays:
+) -> tuple[Arrays, Arrays]:
   """Runs a loop over a sequence.
 
   Args:
@@ -60,7 +60,8 @@ def unroll(
     age: Rows of the same episode before each row. Shape `[T, B]`, int32.
 
   Returns:
-    For each group the past and then the activities. Shape `[P, L + T, B, n]`.
+    For each group the activities, `[P, T, B, n]`; and for each group the past
+    and then the activities, `[P, L + T, B, n]`, for delayed readers.
   """
   static = plan, block
   return _unroll(
@@ -70,7 +71,12 @@ def unroll(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _unroll(static, weights, biases, drives, pasts, age):
-  return _forward(static, weights, biases, drives, pasts, age, keep=False)[0]
+  lines, _ = _forward(static, weights, biases, drives, pasts, age, keep=False)
+  return _activities(lines, age), lines
+
+
+def _activities(lines, age):
+  return tuple(line[:, -age.shape[0] :] for line in lines)
 
 
 def _unroll_fwd(static, weights, biases, drives, pasts, age):
@@ -87,20 +93,16 @@ def _unroll_fwd(static, weights, biases, drives, pasts, age):
   )
   present = tuple(() if d is None else None for d in drives)
   wanted = () if wanted else None  # Known while tracing: as structure.
-  return lines, (weights, lines, inputs, age, present, wanted)
+  outputs = _activities(lines, age), lines
+  return outputs, (weights, lines, inputs, age, present, wanted)
 
 
 def _unroll_bwd(static, residuals, cotangents):
   weights, lines, inputs, age, absent, wanted = residuals
-  cotangents = tuple(
-    jnp.zeros(line.shape, line.dtype)
-    if isinstance(ct, jax.custom_derivatives.SymbolicZero)
-    else ct
-    for ct, line in zip(cotangents, lines, strict=True)
-  )
+  now, later = cotangents
   loop = _Loop(static, lines, age)
   deltas, d_pasts = _backward(
-    loop, weights, lines, inputs, cotangents, wanted is not None
+    loop, weights, lines, inputs, _cotangents(loop, now, later), wanted
   )
   d_weights = _weight_gradients(loop, weights, lines, deltas)
   num_rows = age.shape[0]
@@ -148,19 +150,16 @@ class _Loop:
       slot: Maps reads and a delay to a row of the array.
       known: Maps a delay to the batch elements that may read, `[B]`.
     """
-    masked = {}
 
     def read(reads, rows):
       x = arrays[self.local[reads.group]]
       delays = {d for row in reads.delay for d in row}
-      if len(delays) == 1 and len(reads.near) == rows['near'].shape[0]:
+      if len(delays) == 1:
         # One row serves all: it is masked once.
         (delay,) = delays
-        source = reads.group, delay
-        if source not in masked:
-          row = lax.dynamic_index_in_dim(x, slot(reads, delay), 1, False)
-          masked[source] = jnp.where(known(delay)[None, :, None], row, 0)
-        return masked[source].at[rows['near']].get(mode='promise_in_bounds')
+        row = lax.dynamic_index_in_dim(x, slot(reads, delay), 1, False)
+        row = jnp.where(known(delay)[None, :, None], row, 0)
+        return row.at[rows['near']].get(mode='promise_in_bounds')
       delay = rows['delay']
       allowed = jax.vmap(jax.vmap(known))(delay)
       return _take(x, rows['near'], slot(reads, delay), allowed)
@@ -277,8 +276,31 @@ def _forward_group(loop, g, buckets, biases, drives, carry, t, age_t):
   )
 
 
+def _cotangents(loop, now, later):
+  """What each row `[P, T, B, n]` and each past `[P, L, B, n]` is told.
+
+  None stands for zeros.
+  """
+  rows, pasts = [], []
+  for group, y, line in zip(loop.groups, now, later, strict=True):
+    y, line = (None if _is_zero(ct) else ct for ct in (y, line))
+    if line is not None:
+      pasts.append(line[:, : group.length])
+      line = line[:, group.length :]
+      y = line if y is None else y + line
+    else:
+      pasts.append(None)
+    rows.append(y)
+  return rows, pasts
+
+
+def _is_zero(cotangent):
+  return isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+
+
 def _backward(loop, weights, lines, inputs, cotangents, wanted):
   """Gradients of the integrated inputs, and of the past if wanted."""
+  cotangents, past_cotangents = cotangents
   lengths = [group.length for group in loop.groups]
   # Beyond the last row nothing is known: zeros to be read from.
   deltas = tuple(
@@ -314,7 +336,8 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
     for g, buckets in loop.by_group(loop.block.transposed, stacks):
 
       def finish(y, p, deltas, g=g):
-        y += _at(cotangents[g], p, t + lengths[g])
+        if cotangents[g] is not None:
+          y += _at(cotangents[g], p, t)
         y = _through_activation(
           loop.groups[g].activation,
           lambda: _at(lines[g], p, t + lengths[g]),
@@ -333,8 +356,14 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
 
   rows = jnp.arange(loop.num_rows)
   deltas, _ = lax.scan(step, deltas, rows, reverse=True)
-  d_pasts = tuple(ct[:, :n] for ct, n in zip(cotangents, lengths, strict=True))
-  if not wanted:
+  shapes = [
+    (len(g.names), g.length, loop.batch_size, g.size) for g in loop.groups
+  ]
+  d_pasts = tuple(
+    jnp.zeros(shape, loop.dtype) if ct is None else ct
+    for shape, ct in zip(shapes, past_cotangents, strict=True)
+  )
+  if wanted is None:
     return deltas, d_pasts
 
   def past_step(d_pasts, t):

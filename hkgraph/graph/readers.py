@@ -167,9 +167,15 @@ class SequenceReader(Reader):
       past = self.past(group).astype(array.dtype)
       self._lines[group] = jnp.concatenate([past, array], 1)
 
-  def put_line(self, group: int, line: types.Array) -> None:
-    """Keeps past and activities of a group. Shape `[P, L + T, B, n]`."""
-    super().put(group, line[:, self.plan.groups[group].length :])
+  def put_line(self, group: int, array: types.Array, line: types.Array) -> None:
+    """Keeps activities of a group, and the past before them in a line.
+
+    Args:
+      group: The group.
+      array: Shape `[P, T, B, n]`.
+      line: Shape `[P, L + T, B, n]`.
+    """
+    super().put(group, array)
     self._lines[group] = line
 
   def _delayed_one(self, group, i, delay):
