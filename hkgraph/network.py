@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import types
-from hkgraph.graph import core
+from hkgraph.graph import core, validate
 from hkgraph.graph import spec as spec_lib
 from hkgraph.modules import normalizer, routing, stateful
 
@@ -126,6 +126,7 @@ def transform(
 
   def update_statistics(params, state, inputs, is_first, mask):
     _check_rows('update_statistics', inputs, is_first, 2)
+    _check_mask(mask, jnp.shape(is_first))
     if not jax.tree.leaves(state.statistics):
       return state
     rows = stateful.Rows(is_first, mask, frozen=state.statistics)
@@ -133,6 +134,7 @@ def transform(
     return state.replace(statistics=new.statistics)
 
   def initial_carry(batch_size, key=None):
+    batch_size = validate.integer('batch_size', batch_size, minimum=1)
     key = jax.random.key(0) if key is None else key
     return _initial_carry(init, signature.batched(batch_size))(key)
 
@@ -159,8 +161,10 @@ def graph_network(
     graph with a single key), to the output populations' activations by key.
 
   Raises:
+    TypeError: if `spec` is no `GraphSpec`.
     ValueError: if a transform gives the wrong size.
   """
+  core.check_spec(spec)
 
   def fn(inputs):
     return core.Graph(spec, dtype=dtype)(inputs)
@@ -197,8 +201,10 @@ def policy_network(
     A network whose outputs are `PolicyValue`.
 
   Raises:
+    TypeError: if `spec` is no `GraphSpec`.
     ValueError: if an output is missing or has not the size of its head.
   """
+  core.check_spec(spec)
   # Distrax takes seconds to import, and a graph alone does not need it.
   from hkgraph.modules import heads
 
@@ -305,6 +311,14 @@ def _check_rows(name: str, inputs: Any, is_first: Any, ndim: int) -> None:
     )
   if jnp.result_type(is_first) != jnp.bool_:
     raise TypeError(f'`is_first` must be bool, got {jnp.result_type(is_first)}')
+
+
+def _check_mask(mask: Any, shape: tuple[int, ...]) -> None:
+  if jnp.shape(mask) != shape or jnp.result_type(mask) != jnp.bool_:
+    raise ValueError(
+      f'`mask` must be bool of shape {shape}, that of `is_first`, got '
+      f'{jnp.result_type(mask)} of shape {jnp.shape(mask)}'
+    )
 
 
 def _check_carry(carry: Any, batch_size: int) -> None:
