@@ -104,7 +104,7 @@ def transform(
       state, key = carry
       inputs, is_first, mask = row
       key, step_key = (None, None) if key is None else jax.random.split(key)
-      now = dataclasses.replace(rows, is_first=is_first, mask=mask)
+      now = stateful.Rows(is_first, mask, rows.frozen)
       outputs, state = step(params, state, step_key, inputs, now)
       return (state, key), outputs
 
@@ -114,18 +114,21 @@ def transform(
 
   def apply(params, state, key, inputs, is_first):
     _check_rows('apply', inputs, is_first, 1)
+    _check_carry(state.carry, jnp.shape(is_first)[-1])
     rows = stateful.Rows(is_first=is_first)
     outputs, new = step(params, state, key, inputs, rows)
     return outputs, state.replace(carry=new.carry)
 
   def unroll_(params, state, key, inputs, is_first):
     _check_rows('unroll', inputs, is_first, 2)
+    _check_carry(state.carry, jnp.shape(is_first)[-1])
     rows = stateful.Rows(is_first=is_first)
     outputs, new = sequence(params, state, key, inputs, rows)
     return outputs, state.replace(carry=new.carry)
 
   def update_statistics(params, state, inputs, is_first, mask):
     _check_rows('update_statistics', inputs, is_first, 2)
+    _check_carry(state.carry, jnp.shape(is_first)[-1])
     _check_mask(mask, jnp.shape(is_first))
     if not jax.tree.leaves(state.statistics):
       return state
@@ -326,5 +329,6 @@ def _check_carry(carry: Any, batch_size: int) -> None:
     if jnp.shape(leaf)[:1] != (batch_size,):
       raise ValueError(
         f'carry{jax.tree_util.keystr(path)} must have the batch as leading '
-        f'axis ({batch_size}), got shape {jnp.shape(leaf)}'
+        f'axis, and the inputs have batch {batch_size}; got shape '
+        f'{jnp.shape(leaf)}: `initial_carry({batch_size})` gives a fresh one'
       )

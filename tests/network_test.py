@@ -302,6 +302,12 @@ class NetworkTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, f'eye -> arm .*got {made}'):
       hg.graph_network(graph.finalize())
 
+  def test_carry_of_another_batch_size(self):
+    network = hg.transform(lambda x: hg.Delay(1)(x))
+    _, state = network.init(jax.random.key(0), jnp.zeros((2, 1)))
+    with self.assertRaisesRegex(ValueError, r'initial_carry\(5\)'):
+      network.apply({}, state, None, jnp.zeros((5, 1)), jnp.zeros(5, bool))
+
 
 class PolicyNetworkTest(parameterized.TestCase):
   def test_outputs(self):
