@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import types
-from hkgraph.graph import core
+from hkgraph.graph import core, validate
 from hkgraph.graph import spec as spec_lib
 from hkgraph.modules import normalizer, routing, stateful
 
@@ -104,7 +104,7 @@ def transform(
       state, key = carry
       inputs, is_first, mask = row
       key, step_key = (None, None) if key is None else jax.random.split(key)
-      now = dataclasses.replace(rows, is_first=is_first, mask=mask)
+      now = stateful.Rows(is_first, mask, rows.frozen)
       outputs, state = step(params, state, step_key, inputs, now)
       return (state, key), outputs
 
@@ -114,18 +114,22 @@ def transform(
 
   def apply(params, state, key, inputs, is_first):
     _check_rows('apply', inputs, is_first, 1)
+    _check_carry(state.carry, jnp.shape(is_first)[-1])
     rows = stateful.Rows(is_first=is_first)
     outputs, new = step(params, state, key, inputs, rows)
     return outputs, state.replace(carry=new.carry)
 
   def unroll_(params, state, key, inputs, is_first):
     _check_rows('unroll', inputs, is_first, 2)
+    _check_carry(state.carry, jnp.shape(is_first)[-1])
     rows = stateful.Rows(is_first=is_first)
     outputs, new = sequence(params, state, key, inputs, rows)
     return outputs, state.replace(carry=new.carry)
 
   def update_statistics(params, state, inputs, is_first, mask):
     _check_rows('update_statistics', inputs, is_first, 2)
+    _check_carry(state.carry, jnp.shape(is_first)[-1])
+    _check_mask(mask, jnp.shape(is_first))
     if not jax.tree.leaves(state.statistics):
       return state
     rows = stateful.Rows(is_first, mask, frozen=state.statistics)
@@ -133,6 +137,7 @@ def transform(
     return state.replace(statistics=new.statistics)
 
   def initial_carry(batch_size, key=None):
+    batch_size = validate.integer('batch_size', batch_size, minimum=1)
     key = jax.random.key(0) if key is None else key
     return _initial_carry(init, signature.batched(batch_size))(key)
 
@@ -159,8 +164,10 @@ def graph_network(
     graph with a single key), to the output populations' activations by key.
 
   Raises:
+    TypeError: if `spec` is no `GraphSpec`.
     ValueError: if a transform gives the wrong size.
   """
+  core.check_spec(spec)
 
   def fn(inputs):
     return core.Graph(spec, dtype=dtype)(inputs)
@@ -197,8 +204,10 @@ def policy_network(
     A network whose outputs are `PolicyValue`.
 
   Raises:
+    TypeError: if `spec` is no `GraphSpec`.
     ValueError: if an output is missing or has not the size of its head.
   """
+  core.check_spec(spec)
   # Distrax takes seconds to import, and a graph alone does not need it.
   from hkgraph.modules import heads
 
@@ -307,10 +316,19 @@ def _check_rows(name: str, inputs: Any, is_first: Any, ndim: int) -> None:
     raise TypeError(f'`is_first` must be bool, got {jnp.result_type(is_first)}')
 
 
+def _check_mask(mask: Any, shape: tuple[int, ...]) -> None:
+  if jnp.shape(mask) != shape or jnp.result_type(mask) != jnp.bool_:
+    raise ValueError(
+      f'`mask` must be bool of shape {shape}, that of `is_first`, got '
+      f'{jnp.result_type(mask)} of shape {jnp.shape(mask)}'
+    )
+
+
 def _check_carry(carry: Any, batch_size: int) -> None:
   for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
     if jnp.shape(leaf)[:1] != (batch_size,):
       raise ValueError(
         f'carry{jax.tree_util.keystr(path)} must have the batch as leading '
-        f'axis ({batch_size}), got shape {jnp.shape(leaf)}'
+        f'axis, and the inputs have batch {batch_size}; got shape '
+        f'{jnp.shape(leaf)}: `initial_carry({batch_size})` gives a fresh one'
       )

@@ -245,6 +245,69 @@ class NetworkTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'hold no array'):
       network.init(jax.random.key(0), {})
 
+  @parameterized.parameters(0, -1, None, 2.5, True)
+  def test_wrong_batch_size(self, batch_size):
+    network = hg.transform(lambda x: x, inputs=jnp.zeros((1, 3)))
+    with self.assertRaisesRegex(
+      (TypeError, ValueError), '`batch_size` must be a positive integer'
+    ):
+      network.initial_carry(batch_size)
+
+  @parameterized.parameters(
+    ((3, 2), jnp.float32), ((3, 1), bool), ((2,), bool), ((2, 3), bool)
+  )
+  def test_wrong_mask(self, shape, dtype):
+    network = hg.transform(lambda x: hg.Normalizer()(x))
+    _, state = network.init(jax.random.key(0), jnp.zeros((2, 1)))
+    with self.assertRaisesRegex(ValueError, r'`mask` must be bool .*\(3, 2\)'):
+      network.update_statistics(
+        *({}, state, jnp.zeros((3, 2, 1)), jnp.zeros((3, 2), bool)),
+        jnp.ones(shape, dtype),
+      )
+
+  @parameterized.parameters(
+    ('init', (2,), r"\{'x': \(B, 3\)\}, got \{'x': \(2,\)\}"),
+    ('init', (2, 4), r"\{'x': \(B, 3\)\}, got \{'x': \(2, 4\)\}"),
+    ('init', (2, 5, 3), r"\{'x': \(B, 3\)\}"),
+    ('unroll', (4, 2, 5, 3), r"\{'x': \(T, B, 3\)\}"),
+  )
+  def test_observation_of_wrong_shape(self, how, shape, message):
+    graph = hg.PopulationGraph()
+    graph.add_input('eye', 3, input_from='x')
+    graph.add_output('arm', 1)
+    graph.connect('eye', 'arm')
+    network = hg.graph_network(graph.finalize())
+    params, state = network.init(jax.random.key(0), {'x': jnp.zeros((2, 3))})
+    x = {'x': jnp.zeros(shape)}
+    with self.assertRaisesRegex(ValueError, message):
+      if how == 'init':
+        network.init(jax.random.key(0), x)
+      else:
+        network.unroll(params, state, None, x, jnp.zeros(shape[:2], bool))
+
+  def test_graph_that_is_not_finished(self):
+    for make in (
+      hg.graph_network,
+      lambda graph: hg.policy_network(graph, specs.DiscreteArray(2)),
+    ):
+      with self.assertRaisesRegex(TypeError, r'`finalize\(\)` returns'):
+        make(hg.PopulationGraph())
+
+  @parameterized.parameters(None, 3)
+  def test_transform_that_makes_no_module(self, made):
+    graph = hg.PopulationGraph()
+    graph.add_input('eye', 3, input_from='x')
+    graph.add_output('arm', 1)
+    graph.connect('eye', 'arm', transform=lambda: made)
+    with self.assertRaisesRegex(TypeError, f'eye -> arm .*got {made}'):
+      hg.graph_network(graph.finalize())
+
+  def test_carry_of_another_batch_size(self):
+    network = hg.transform(lambda x: hg.Delay(1)(x))
+    _, state = network.init(jax.random.key(0), jnp.zeros((2, 1)))
+    with self.assertRaisesRegex(ValueError, r'initial_carry\(5\)'):
+      network.apply({}, state, None, jnp.zeros((5, 1)), jnp.zeros(5, bool))
+
 
 class PolicyNetworkTest(parameterized.TestCase):
   def test_outputs(self):

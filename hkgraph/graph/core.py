@@ -82,10 +82,7 @@ class GraphCore(hk.RNNCore):
       name: Name of the module.
     """
     super().__init__(name=name)
-    if not isinstance(spec, spec_lib.GraphSpec):
-      raise TypeError(
-        f'`spec` must be a GraphSpec (what `finalize()` returns), got {spec!r}'
-      )
+    check_spec(spec)
     if path not in ('grouped', 'general'):
       raise ValueError(f"`path` must be 'grouped' or 'general', got {path!r}")
     self.spec = spec
@@ -140,7 +137,7 @@ class GraphCore(hk.RNNCore):
       ValueError: if an input is missing or of the wrong size, or a transform
         gives the wrong size.
     """
-    inputs = check_inputs(self.spec, inputs)
+    inputs = check_inputs(self.spec, inputs, ('B',))
     reader = readers.StepReader(
       self.plan, prev_state, _batch_size(inputs, prev_state)
     )
@@ -159,7 +156,7 @@ class GraphCore(hk.RNNCore):
     Returns:
       Outputs `[T, B, size]`, and the histories after the last row.
     """
-    inputs = check_inputs(self.spec, inputs)
+    inputs = check_inputs(self.spec, inputs, ('T', 'B'))
     reader = readers.SequenceReader(self.plan, prev_state, is_first)
     return self._run(reader, inputs)
 
@@ -220,10 +217,24 @@ class Graph(stateful.StatefulModule):
     return carry, outputs
 
 
+def check_spec(spec: Any) -> None:
+  """Raises `TypeError` unless `spec` is a finished graph."""
+  if not isinstance(spec, spec_lib.GraphSpec):
+    raise TypeError(
+      f'`spec` must be a GraphSpec (what `finalize()` returns), got {spec!r}'
+    )
+
+
 def check_inputs(
-  spec: spec_lib.GraphSpec, inputs: Any
+  spec: spec_lib.GraphSpec, inputs: Any, lead: tuple[str, ...]
 ) -> Mapping[str, types.Array]:
-  """The inputs by key, checked against the sizes of the input populations."""
+  """The inputs by key, checked against the sizes of the input populations.
+
+  Args:
+    spec: The graph.
+    inputs: Observations by key, or one observation.
+    lead: Names of the axes before the last.
+  """
   sizes = spec.input_sizes
   if not isinstance(inputs, Mapping):
     if len(sizes) != 1:
@@ -241,13 +252,15 @@ def check_inputs(
   wrong = {
     key: jnp.shape(inputs[key])
     for key, size in sizes.items()
-    if jnp.ndim(inputs[key]) < 2 or jnp.shape(inputs[key])[-1] != size
+    if jnp.ndim(inputs[key]) != len(lead) + 1
+    or jnp.shape(inputs[key])[-1] != size
   }
   if wrong:
-    wanted = {key: (..., sizes[key]) for key in wrong}
+    axes = ''.join(f'{axis}, ' for axis in lead)
+    wanted = ', '.join(f'{key!r}: ({axes}{sizes[key]})' for key in wrong)
     raise ValueError(
-      f'inputs must have the sizes of the populations that read them, '
-      f'{wanted}, got {wrong}'.replace('Ellipsis', '...')
+      'inputs must have the sizes of the populations that read them, '
+      f'{{{wanted}}}, got {wrong}'
     )
   return {key: jnp.asarray(inputs[key]) for key in sizes}
 
@@ -268,7 +281,14 @@ def _transform(
     make = connection.transform
     if isinstance(make, type) and issubclass(make, Connection):
       return make(size)
-    return make()
+    module = make()
+  if not callable(module):
+    raise TypeError(
+      f'the transform of {connection.src} -> {connection.dst} must make a '
+      f'Haiku module, got {module!r}; give a factory such as '
+      f'`lambda: hk.Linear({size})`'
+    )
+  return module
 
 
 def _batch_size(inputs, state) -> int:

@@ -6,8 +6,23 @@ from typing import Any
 import distrax
 import jax
 
+from hkgraph import network as network_lib
 from hkgraph import types
 from hkgraph.learners import config as config_lib
+
+
+def check_arguments(network: Any, config: Any) -> None:
+  """Raises `TypeError` unless these are a network and a config of PPO."""
+  if not isinstance(network, network_lib.Network):
+    raise TypeError(
+      '`network` must be a Network, as `hg.policy_network(graph.finalize(), '
+      f'action_spec)` or `hg.transform(fn)` make it, got {network!r}'
+    )
+  if not isinstance(config, config_lib.PPOConfig):
+    raise TypeError(
+      f'`config` must be a PPOConfig, got {config!r}; write '
+      '`hg.PPOConfig(num_envs=..., ...)`'
+    )
 
 
 def check_outputs(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import dataclasses
 import math
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +76,16 @@ class PPOConfig:
     for name in ('max_grad_norm', 'value_clip', 'target_kl'):
       if getattr(self, name) is not None:
         _check_number(name, getattr(self, name), 'above 0', 0, above=True)
+    _check_choice(
+      'normalise_advantages', self.normalise_advantages, (True, False)
+    )
+    if self.total_updates is not None:
+      _check_count('total_updates', self.total_updates)
     _check_choice('schedule', self.schedule, ('constant', 'linear'))
     _check_choice(
       'advantage_mode', self.advantage_mode, ('combined', 'per_head')
     )
+    _check_weights('advantage_weights', self.advantage_weights)
     self._check_together()
 
   def _check_together(self):
@@ -89,13 +96,11 @@ class PPOConfig:
         f'take {_nearest_divisor(self.num_envs, self.num_minibatches)} '
         'minibatches'
       )
-    if self.schedule == 'linear':
-      if self.total_updates is None:
-        raise ValueError(
-          "`schedule='linear'` falls to 0 at `total_updates`, got None; give "
-          "the number of updates, or take `schedule='constant'`"
-        )
-      _check_count('total_updates', self.total_updates)
+    if self.schedule == 'linear' and self.total_updates is None:
+      raise ValueError(
+        "`schedule='linear'` falls to 0 at `total_updates`, got None; give "
+        "the number of updates, or take `schedule='constant'`"
+      )
     if self.advantage_weights and self.advantage_mode != 'combined':
       raise ValueError(
         "`advantage_weights` weigh the sum of `advantage_mode='combined'`, got "
@@ -126,8 +131,19 @@ def _check_number(
     raise ValueError(f'`{name}` must be a number {allowed}, got {value!r}')
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]):
-  if value not in choices:
+def _check_weights(name: str, value: Mapping[str, float] | None):
+  if value is None:
+    return
+  if not isinstance(value, Mapping) or not value:
+    raise ValueError(
+      f'`{name}` must be a number for each reward, or None, got {value!r}'
+    )
+  for key, weight in value.items():
+    _check_number(f'{name}[{key!r}]', weight, 'of any sign', -math.inf)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[Any, ...]):
+  if not any(type(value) is type(c) and value == c for c in choices):
     allowed = ' or '.join(map(repr, choices))
     raise ValueError(f'`{name}` must be {allowed}, got {value!r}')
 

@@ -78,7 +78,11 @@ def make_ppo(
   Returns:
     An `Agent`; its `init` raises `TypeError` or `ValueError` if the outputs
     of the network, the reward and `config` do not go together.
+
+  Raises:
+    TypeError: If `network` is no `Network` or `config` no `PPOConfig`.
   """
+  checks.check_arguments(network, config)
   optimizer = _optimizer(config)
 
   def init(key, timestep):

@@ -32,11 +32,13 @@ class Rows:
       `is_first`; None in every other pass.
     frozen: While statistics are updated, the state before the update: what
       the forward pass goes on to use. None in every other pass.
+    called: Names of the stateful modules that have seen these rows.
   """
 
   is_first: types.Array
   mask: types.Array | None = None
   frozen: Mapping[str, Mapping[str, Any]] | None = None
+  called: set[str] = dataclasses.field(default_factory=set, compare=False)
 
   @property
   def is_sequence(self) -> bool:
@@ -95,7 +97,7 @@ def scan_rows(
 
   def body(carry, row):
     is_first, mask, x = row
-    with rows_scope(dataclasses.replace(rows, is_first=is_first, mask=mask)):
+    with rows_scope(Rows(is_first, mask, rows.frozen)):
       return step(carry, x)
 
   return hk.scan(body, carry, (rows.is_first, rows.mask, x))
@@ -234,6 +236,13 @@ class StatefulModule(hk.Module):
   def __call__(self, x: Any) -> Any:
     """Advances by one row `[B, ...]`, or by a sequence `[T, B, ...]`."""
     rows = current_rows()
+    if self.module_name in rows.called:
+      raise ValueError(
+        f'{self.module_name!r} was called twice on the same rows, which has no '
+        'meaning for a module that remembers; make two modules, or call one '
+        'on inputs put side by side'
+      )
+    rows.called.add(self.module_name)
     first = jax.tree.map(lambda x: x[0], x) if rows.is_sequence else x
     carry = get_carry(self.initial_carry(first))
     if rows.is_sequence:

@@ -102,6 +102,8 @@ def train(
       finite: a `FloatingPointError` that names what. The last good state is
       saved, and in its `result`.
   """
+  if not isinstance(config, config_lib.PPOConfig):
+    raise TypeError(f'`config` must be a PPOConfig, got {config!r}')
   protocol.check_int('total_steps', total_steps)
   protocol.check_int('eval_episodes', eval_episodes, minimum=0)
   per_update = config.num_envs * config.num_steps

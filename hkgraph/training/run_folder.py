@@ -101,22 +101,30 @@ def read_description(path: str | os.PathLike[str]) -> Description:
       f'no run in {str(path)!r}: a run folder holds `config.json`, as '
       '`hkgraph train` writes it'
     )
+  graph = _read_graph(path / 'graph.json')
   try:
     document = json.loads(file.read_text())
-    graph = path / 'graph.json'
+    environment = document['environment']
+    if not isinstance(environment, str | None):
+      raise ValueError(f'`environment` must be a name, got {environment!r}')
     return Description(
-      environment=document['environment'],
-      graph=(
-        spec_lib.GraphSpec.from_json(graph.read_text())
-        if graph.is_file()
-        else None
-      ),
+      environment=environment,
+      graph=graph,
       normalize=document['normalize'],
       config=config_lib.PPOConfig(**document['config']),
       total_steps=document['total_steps'],
       seed=document['seed'],
     )
   except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f'{file} is damaged: {error!r}') from error
+
+
+def _read_graph(file: pathlib.Path) -> spec_lib.GraphSpec | None:
+  if not file.is_file():
+    return None
+  try:
+    return spec_lib.GraphSpec.from_json(file.read_text())
+  except ValueError as error:
     raise ValueError(f'{file} is damaged: {error!r}') from error
 
 

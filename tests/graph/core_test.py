@@ -133,11 +133,37 @@ def _run(spec, x, is_first, how):
   return _loop(network, params, state, {'x': x}, is_first)[0]
 
 
+def _linear(size):
+  return lambda: hk.Linear(size)
+
+
+def _bent(size):
+  return lambda: hk.Sequential([hk.Linear(size), jnp.sin])
+
+
+def _in_numpy(spec, table):
+  """What `_linear` and `_bent` compute, by connection."""
+
+  def make(weights, bend):
+    (w,) = (np.asarray(v) for k, v in weights.items() if k.endswith('w'))
+    (b,) = (np.asarray(v) for k, v in weights.items() if k.endswith('b'))
+    return lambda x: bend(x @ w + b)
+
+  transforms = {}
+  for c in spec.connections:
+    if c.transform is not None:
+      bends = c.transform.__qualname__.startswith('_bent')
+      key = (c.src, c.dst, c.index)
+      transforms[key] = make(table[key], np.sin if bends else np.asarray)
+  return transforms
+
+
 class InterpreterTest(parameterized.TestCase):
   @hypothesis.settings(max_examples=10)
   @hypothesis.given(data=st.data(), seed=st.integers(0, 2**16))
   def test_random_graphs_agree(self, data, seed):
-    spec = data.draw(random_graphs.specs())
+    transforms = data.draw(st.sampled_from([(), (_linear, _bent)]))
+    spec = data.draw(random_graphs.specs(transforms=transforms))
     num_rows, batch_size = 12, 2
     is_first = data.draw(random_graphs.boundaries(num_rows, batch_size))
     inputs = random_graphs.inputs_of(spec, (num_rows, batch_size), seed)
@@ -154,7 +180,12 @@ class InterpreterTest(parameterized.TestCase):
     for rows in (slice(0, half), slice(half, None)):
       part = jax.tree.map(lambda x, rows=rows: x[rows], inputs)
       expected, episodes = interpreter.run(
-        spec, table, part, is_first[rows], episodes=episodes
+        spec,
+        table,
+        part,
+        is_first[rows],
+        transforms=_in_numpy(spec, table),
+        episodes=episodes,
       )
       looped, state = _loop(network, params, state, part, is_first[rows])
       unrolled, carried = unroll(params, carried, None, part, is_first[rows])

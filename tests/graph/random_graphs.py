@@ -11,31 +11,45 @@ _ACTIVATIONS = (None, jnp.tanh, jax.nn.swish, jnp.sin)
 
 
 @st.composite
-def specs(draw, *, max_populations=5, max_connections=12, max_delay=7):
-  """Graphs with loops, several inputs and outputs, parallel connections."""
+def specs(
+  draw, *, max_populations=5, max_connections=12, max_delay=7, transforms=()
+):
+  """Graphs with loops, several inputs and outputs, parallel connections.
+
+  `transforms` are functions of an output size that make a `transform`; each
+  connection has one of them or none.
+  """
   graph = builder.PopulationGraph()
   sizes = st.integers(1, 4)
   inputs = [f'in_{i}' for i in range(draw(st.integers(1, 2)))]
   hidden = [f'h_{i}' for i in range(draw(st.integers(0, max_populations)))]
   outputs = [f'out_{i}' for i in range(draw(st.integers(1, 2)))]
   activations = st.sampled_from(_ACTIVATIONS)
-  for name in inputs:
-    size, activation = draw(sizes), draw(activations)
-    graph.add_input(name, size, input_from=f'x_{name}', activation=activation)
-  for name in hidden:
-    graph.add_population(name, draw(sizes), activation=draw(activations))
-  for name in outputs:
-    graph.add_output(name, draw(sizes), activation=draw(activations))
   names = inputs + hidden + outputs
+  size_of = {name: draw(sizes) for name in names}
+  for name in names:
+    size, activation = size_of[name], draw(activations)
+    if name in inputs:
+      graph.add_input(name, size, input_from=f'x_{name}', activation=activation)
+    elif name in hidden:
+      graph.add_population(name, size, activation=activation)
+    else:
+      graph.add_output(name, size, activation=activation)
+  make = st.sampled_from((lambda size: None, *transforms))
+
+  def connect(src, dst, delay):
+    transform = draw(make)(size_of[dst]) if transforms else None
+    graph.connect(src, dst, delay=delay, transform=transform)
+
   for name in outputs:
     # An output must be fed; from an earlier one, so that no cycle closes.
     source = draw(st.sampled_from(inputs + hidden))
-    graph.connect(source, name, delay=draw(st.integers(0, max_delay)))
+    connect(source, name, draw(st.integers(0, max_delay)))
   for _ in range(draw(st.integers(0, max_connections))):
     src, dst = draw(st.sampled_from(names)), draw(st.sampled_from(names))
     forward = names.index(src) < names.index(dst)
     delay = draw(st.integers(0 if forward else 1, max_delay))
-    graph.connect(src, dst, delay=delay)
+    connect(src, dst, delay)
   return graph.finalize()
 
 

@@ -34,6 +34,11 @@ class PPOConfigTest(parameterized.TestCase):
     ('target_kl', 0.0),
     ('schedule', 'cosine'),
     ('advantage_mode', 'sum'),
+    ('total_updates', -3),
+    ('normalise_advantages', 'yes'),
+    ('normalise_advantages', 1),
+    ('advantage_weights', 3),
+    ('advantage_weights', {}),
   )
   def test_value_out_of_range_names_field_and_value(self, name, value):
     with self.assertRaisesRegex(
@@ -46,6 +51,11 @@ class PPOConfigTest(parameterized.TestCase):
   )
   def test_bounds_are_allowed(self, name, value):
     config.PPOConfig(**{name: value})
+
+  @parameterized.parameters('1', math.nan, True)
+  def test_weight_that_is_no_number(self, weight):
+    with self.assertRaisesRegex(ValueError, r"`advantage_weights\['arm'\]`"):
+      config.PPOConfig(advantage_weights={'arm': weight, 'leg': -1.0})
 
   def test_six_environments_and_four_minibatches(self):
     with self.assertRaisesRegex(ValueError, '6 environments and 4 minibatches'):

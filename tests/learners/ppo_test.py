@@ -603,6 +603,12 @@ class WrongInputTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, r"\['c'\].*without keys"):
       self.init(fakes.policy_value, advantage_weights={'c': 1.0})
 
+  def test_network_or_config_of_another_kind(self):
+    with self.assertRaisesRegex(TypeError, '`network` must be a Network.*None'):
+      ppo.make_ppo(None, CONFIG)
+    with self.assertRaisesRegex(TypeError, '`config` must be a PPOConfig.*{}'):
+      ppo.make_ppo(fakes.memoryless(), {})
+
   def test_trajectory_of_other_sizes(self):
     state, trajectory = before_second_update(fakes.memoryless)
     short = jax.tree.map(lambda x: x[1:], trajectory)

@@ -131,6 +131,24 @@ class KindsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'hkgraph.transform'):
       hk.transform_with_state(lambda x: Sum()(x)).init(jax.random.key(0), X[0])
 
+  def test_twice_on_the_same_rows_has_no_meaning(self):
+    def fn(x):
+      module = Sum()
+      return module(x) + module(x)
+
+    network = network_lib.transform(fn)
+    with self.assertRaisesRegex(ValueError, "'sum' was called twice"):
+      network.init(jax.random.key(0), X[0])
+
+  def test_two_modules_and_remat_are_no_second_call(self):
+    def fn(x):
+      return hk.remat(Sum())(x) + Sum()(x)
+
+    network = network_lib.transform(fn)
+    params, state = network.init(jax.random.key(0), X[0])
+    y, _ = network.unroll(params, state, None, X, FIRST)
+    np.testing.assert_array_equal(np.ravel(y), [2, 4, 2, 4])
+
   def test_carry_must_lead_with_the_batch(self):
     class Bad(Sum):
       def initial_carry(self, x):
@@ -143,7 +161,7 @@ class KindsTest(parameterized.TestCase):
         return carry
 
     network = network_lib.transform(lambda x: Bad()(x))
-    with self.assertRaisesRegex(ValueError, r'leading axis \(1\).*\(5,\)'):
+    with self.assertRaisesRegex(ValueError, r'batch 1; got shape \(5,\)'):
       network.init(jax.random.key(0), X[0])
 
 

@@ -1,0 +1,52 @@
+"""Run folders that somebody has been at."""
+
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from hkgraph.learners import config
+from hkgraph.training import run_folder, tasks
+
+
+class DamageTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self.path = pathlib.Path(folder.name)
+    description = run_folder.Description(
+      environment='cartpole',
+      graph=tasks.TASKS['cartpole'].graph(),
+      normalize=True,
+      config=config.PPOConfig(),
+      total_steps=64,
+      seed=3,
+    )
+    run_folder.write_description(self.path, description)
+    self.assertEqual(run_folder.read_description(self.path), description)
+
+  @parameterized.parameters(
+    ('graph.json', b''),
+    ('graph.json', b'{}'),
+    ('graph.json', b'\xff\xfe'),
+    ('config.json', b''),
+    ('config.json', b'null'),
+    ('config.json', b'\xff\xfe'),
+  )
+  def test_the_damaged_file_is_named(self, name, data):
+    (self.path / name).write_bytes(data)
+    with self.assertRaisesRegex(ValueError, f'{name} is damaged'):
+      run_folder.read_description(self.path)
+
+  def test_environment_that_is_no_name(self):
+    file = self.path / 'config.json'
+    document = json.loads(file.read_text()) | {'environment': 3}
+    file.write_text(json.dumps(document))
+    with self.assertRaisesRegex(ValueError, '`environment` must be a name'):
+      run_folder.read_description(self.path)
+
+
+if __name__ == '__main__':
+  absltest.main()
