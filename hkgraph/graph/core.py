@@ -76,8 +76,9 @@ class GraphCore(hk.RNNCore):
 
     Args:
       spec: The graph.
-      path: 'grouped' runs the schedule of the graph; 'general' walks it
-        connection by connection, to the same effect.
+      path: 'grouped' runs the schedule of the graph, and its loops know their
+        derivative in reverse mode only; 'general' walks it connection by
+        connection, to the same effect, in forward mode (`jax.jvp`) too.
       dtype: Of weights, activations and histories.
       name: Name of the module.
     """
@@ -89,6 +90,7 @@ class GraphCore(hk.RNNCore):
     self.path = path
     self.dtype = jnp.dtype(dtype)
     self.plan = schedule.make(spec)
+    _check_activations(spec, self.dtype)
     self._populations = {p.name: _population(p) for p in spec.populations}
     self._transforms = {
       schedule.key_of(c): _transform(i, c, spec.population(c.dst).size)
@@ -263,6 +265,15 @@ def check_inputs(
       f'{{{wanted}}}, got {wrong}'
     )
   return {key: jnp.asarray(inputs[key]) for key in sizes}
+
+
+def _check_activations(spec: spec_lib.GraphSpec, dtype: Any) -> None:
+  """Each activation must map `[B, n]` to `[B, n]`; one look at each kind."""
+  kinds = {(p.activation, p.size): p for p in spec.populations if p.activation}
+  for (activation, size), population in kinds.items():
+    shape = 1, size
+    x = jax.eval_shape(activation, jax.ShapeDtypeStruct(shape, dtype))
+    execution.check_activity(population, x, shape)
 
 
 def _population(population: spec_lib.PopulationSpec) -> Any:

@@ -250,6 +250,7 @@ class Execution:
         jnp.zeros((*self.reader.lead, population.size), self.dtype)
       )
     x = self.populations[name](arriving)
+    check_activity(population, x, (*self.reader.lead, population.size))
     self.reader.put_one(name, x.astype(self.dtype))
 
   def _transmit(self, c: spec_lib.ConnectionSpec) -> types.Array:
@@ -269,6 +270,19 @@ class Execution:
         f'size {size}'
       )
     return y.astype(self.dtype)
+
+
+def check_activity(
+  population: spec_lib.PopulationSpec, x: Any, shape: tuple[int, ...]
+) -> None:
+  """Checks what an activation or a custom population gave."""
+  if jnp.shape(x) != shape:
+    what = 'module' if population.module else 'activation'
+    raise ValueError(
+      f'the {what} of population {population.name!r} must keep the shape '
+      f'{shape}, got {jnp.shape(x)}; give one that works on each neuron, or on '
+      'the last axis'
+    )
 
 
 def _is_shared(reads: schedule_lib.Reads) -> bool:

@@ -336,6 +336,24 @@ class GraphCoreTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'a -> b .* output size 3'):
       network_lib.graph_network(graph.finalize())
 
+  @parameterized.parameters(
+    dict(activation=lambda x: x[..., :1]),
+    dict(
+      module=type(
+        'Bad',
+        (core.Population,),
+        {'__call__': lambda self, inputs: inputs[0][..., :1]},
+      )
+    ),
+  )
+  def test_wrong_activation_is_refused_at_once(self, **kwargs):
+    graph = builder.PopulationGraph()
+    graph.add_input('a', 2, input_from='x')
+    graph.add_output('b', 3, **kwargs)
+    graph.connect('a', 'b')
+    with self.assertRaisesRegex(ValueError, "population 'b' must keep"):
+      network_lib.graph_network(graph.finalize())
+
   def test_bare_array_serves_a_single_key(self):
     spec = _chain(1)
     network = network_lib.graph_network(spec)
