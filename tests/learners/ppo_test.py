@@ -5,7 +5,6 @@ import functools
 
 from absl.testing import absltest, parameterized
 import chex
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +12,9 @@ import numpy as np
 from hkgraph import network as network_lib
 from hkgraph import types
 from hkgraph.envs import protocol, wrappers
+from hkgraph.graph import builder, core
 from hkgraph.learners import ppo
-from hkgraph.modules import delay, distributions, normalizer, samplers
+from hkgraph.modules import distributions, normalizer, samplers
 from hkgraph.training import actor
 from tests.learners import fakes
 
@@ -22,16 +22,37 @@ FIRST, MID, LAST = 0, 1, 2
 CONFIG = ppo.PPOConfig(num_envs=4, num_steps=9, num_minibatches=2, num_epochs=2)
 
 
-def modules_network():
-  """Every kind of state there is: statistics, noise, a delay."""
+class Noisy(core.Population):
+  """A population whose activation is noisy."""
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self._noise = samplers.GaussianNoise(0.5)
+
+  def __call__(self, inputs):
+    return self._noise(super().__call__(inputs))
+
+
+def graph_network():
+  """Every kind of state there is: delays, loops, noise, statistics."""
+  graph = builder.PopulationGraph()
+  graph.add_input('eye', 1, input_from='x')
+  graph.add_population('a', 6, activation='jax.nn.swish')
+  graph.add_population('b', 5, activation='jax.numpy.tanh', module=Noisy)
+  graph.add_output('policy', 2)
+  graph.add_output('value', 1)
+  graph.connect('eye', 'a')
+  graph.connect('eye', 'b', delay=2)
+  graph.connect('a', 'b', delay=1, reciprocal=True)
+  graph.connect('a', 'a', delay=3)
+  graph.connect('b', 'policy')
+  graph.connect('a', 'value')
+  spec = graph.finalize()
 
   def fn(x):
-    x = normalizer.Normalizer()(x[..., None])
-    x = samplers.GaussianNoise(0.5)(x)
-    y = jnp.tanh(hk.Linear(8)(x) + delay.Delay(2)(hk.Linear(8)(x)))
+    y = core.Graph(spec)({'x': normalizer.Normalizer()(x[..., None])})
     return types.PolicyValue(
-      policy=distributions.categorical(hk.Linear(2)(y)),
-      value=hk.Linear(1)(y)[..., 0],
+      policy=distributions.categorical(y['policy']), value=y['value'][..., 0]
     )
 
   return network_lib.transform(fn)
@@ -226,7 +247,7 @@ class ReplayTest(parameterized.TestCase):
     (fakes.recurrent, 1),
     (fakes.recurrent, 2),
     (fakes.recurrent, 4),
-    (modules_network, 2),
+    (graph_network, 2),
     (fakes.memoryless, 2),
   )
   def test_ratio_is_one_before_the_first_step(self, network, num_minibatches):
@@ -464,8 +485,9 @@ class NonFiniteTest(parameterized.TestCase):
 
 
 class TransformationsTest(parameterized.TestCase):
-  def test_four_seeds_at_once_are_four_single_ones(self):
-    t = trainer(fakes.recurrent)
+  @parameterized.parameters(fakes.recurrent, graph_network)
+  def test_four_seeds_at_once_are_four_single_ones(self, network):
+    t = trainer(network)
     keys = jax.random.split(jax.random.key(1), 4)
     single = [t.start(key) for key in keys]
     together = stack(single)
