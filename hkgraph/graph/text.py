@@ -75,7 +75,9 @@ def from_json(
 
 def summary(spec: Any) -> str:
   """A table of the populations and totals (see `GraphSpec.summary`)."""
-  rows = [_HEADINGS, *(_row(spec, name) for name in spec.order)]
+  kinds = ('input', 'population', 'output')
+  by_kind = sorted(spec.populations, key=lambda p: kinds.index(p.kind))
+  rows = [_HEADINGS, *(_row(spec, p.name) for p in by_kind)]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   rows.insert(1, ['-' * width for width in widths])
   lines = [

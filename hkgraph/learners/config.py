@@ -23,7 +23,8 @@ class PPOConfig:
     learning_rate: Adam's step size at the first update, above 0.
     schedule: `'constant'`, or `'linear'`: the step size falls to 0 at
       `total_updates`.
-    total_updates: Updates of the whole training; only `'linear'` reads it.
+    total_updates: Updates of the whole training; only `'linear'` reads it,
+      and `hkgraph.train` sets it.
     max_grad_norm: Global norm that no gradient exceeds, above 0; `None` does
       not clip.
     weight_decay: Decay of the parameters per unit of learning rate, at least
