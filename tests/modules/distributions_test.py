@@ -146,9 +146,9 @@ class TanhNormalTest(chex.TestCase):
     high = low + width
     # Between the bounds there must be something that float32 holds.
     lowest, highest = np.float32(low), np.float32(high)
-    if lowest < low:
+    if float(lowest) < low:
       lowest = np.nextafter(lowest, np.float32(np.inf))
-    if highest > high:
+    if float(highest) > high:
       highest = np.nextafter(highest, np.float32(-np.inf))
     hypothesis.assume(lowest < highest)
     # Accelerators round subnormal numbers to 0.
