@@ -28,7 +28,10 @@ _RANKS = (
     'graph.drawing graph.layout graph.routes graph.text modules losses data '
     'envs'
   ).split(),
-  [f'graph.{x}' for x in 'core parameters looped execution readers'.split()],
+  [
+    f'graph.{x}'
+    for x in 'core execution looped parameters products readers'.split()
+  ],
   ('network',),
   ('learners', 'training.actor'),
   ('training', 'interop'),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import types
-from hkgraph.graph import looped, readers
+from hkgraph.graph import looped, products, readers
 from hkgraph.graph import schedule as schedule_lib
 from hkgraph.graph import spec as spec_lib
 from hkgraph.modules import history, stateful
@@ -108,7 +108,7 @@ class Execution:
   def _product(self, bucket: schedule_lib.Bucket) -> types.Array:
     """What arrives at the members of a bucket. Shape `[m, *lead, n]`."""
     (reads, *others) = bucket.reads
-    stack = looped.bucket_weights(bucket, self.weights)
+    stack = products.bucket_weights(bucket, self.weights)
     if not others and _is_shared(reads):
       name = self.plan.groups[reads.group].names[reads.near[0][0]]
       x = self.reader.one(name, reads.delay[0][0])
@@ -122,22 +122,22 @@ class Execution:
     turn = self._turn(bucket, stack)
 
     def body(i, y):
-      x = looped.side_by_side(bucket, self._read, i, turn)
-      part = jnp.einsum('q...k,qkj->q...j', x, looped.cut(stack, i, turn))
+      x = products.side_by_side(bucket, self._read, i, turn)
+      part = jnp.einsum('q...k,qkj->q...j', x, products.cut(stack, i, turn))
       if turn == len(bucket.members):
         return part
       return jax.lax.dynamic_update_slice_in_dim(y, part, i * turn, 0)
 
     shape = (len(bucket.members), *self.reader.lead, stack.shape[-1])
     y = jnp.zeros(shape, self.dtype)
-    return looped.repeat(body, len(bucket.members) // turn, y)
+    return products.repeat(body, len(bucket.members) // turn, y)
 
   def _turn(self, bucket, stack) -> int:
     """Members at a time; all in a sequence, whose derivative is JAX's own."""
     if len(self.reader.lead) == 2:
       return len(bucket.members)
     each = self.reader.lead[0] * stack.shape[1] * self.dtype.itemsize
-    return looped.turn_size(len(bucket.members), each)
+    return products.turn_size(len(bucket.members), each)
 
   def _read(self, reads, rows):
     if rows['near'].shape == (len(reads.near), reads.fan_in):

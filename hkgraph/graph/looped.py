@@ -9,24 +9,21 @@ Arrays are population-major, `[P, T, B, n]`, so that what one population did
 over time lies side by side.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import functools
 import itertools
 import math
-from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from hkgraph import types
+from hkgraph.graph import products
 from hkgraph.graph import schedule as schedule_lib
 
 Arrays = tuple[types.Array, ...]
 
-# Bytes of input that a turn of a loop over populations copies side by side:
-# on a CPU what stays in the cache, elsewhere what does not fill the memory.
-_CACHE, _SMALL, _DEVICE = 2**19, 2**22, 2**28
 
 # Derivatives that the output alone tells: the integrated input is not kept.
 _FROM_OUTPUT = {
@@ -134,11 +131,14 @@ class _Loop:
       ),
       default=0,
     )
+    # Rows beyond the last know nothing.
+    room = ((0, self.inner_length), (0, 0))
+    self.later_age = jnp.pad(age, room, constant_values=-1)
 
   def turn(self, bucket, rows: int) -> int:
     """Members whose inputs are brought together at a time."""
     width = sum(r.fan_in * self.plan.groups[r.group].size for r in bucket.reads)
-    return turn_size(
+    return products.turn_size(
       len(bucket.members), rows * max(width, 1) * self.dtype.itemsize
     )
 
@@ -190,7 +190,7 @@ class _Loop:
         product(b, stack, carry, 0, len(b.members)) for b, stack in buckets
       ]
       order = sum((b.members for b, _ in buckets), ())
-      y = _join(parts, 0)
+      y = products.join(parts, 0)
       if order != tuple(range(len(order))):
         y = y[jnp.argsort(jnp.array(order))]
       return finish(y, None, carry)
@@ -199,22 +199,10 @@ class _Loop:
 
       def body(i, carry, q=q, bucket=bucket, stack=stack, members=members):
         y = product(bucket, stack, carry, i, q)
-        return finish(y, cut(members, i, q), carry)
+        return finish(y, products.cut(members, i, q), carry)
 
-      carry = repeat(body, len(bucket.members) // q, carry)
+      carry = products.repeat(body, len(bucket.members) // q, carry)
     return carry
-
-
-def turn_size(members: int, bytes_each: int) -> int:
-  """How many members a turn takes: a divisor of their number."""
-  if jax.default_backend() == 'cpu':
-    whole, limit = _SMALL, _CACHE
-  else:
-    whole = limit = _DEVICE
-  if members * bytes_each <= whole:
-    return members
-  most = max(1, limit // bytes_each)
-  return next(q for q in range(min(most, members), 0, -1) if members % q == 0)
 
 
 def _forward(static, weights, biases, drives, pasts, age, keep):
@@ -228,7 +216,9 @@ def _forward(static, weights, biases, drives, pasts, age, keep):
     else None
     for g in loop.groups
   )
-  stacks = [bucket_weights(bucket, weights) for bucket in loop.block.inner]
+  stacks = [
+    products.bucket_weights(bucket, weights) for bucket in loop.block.inner
+  ]
 
   def step(carry, t):
     age_t = lax.dynamic_index_in_dim(age, t, keepdims=False)
@@ -255,10 +245,10 @@ def _forward_group(loop, g, buckets, biases, drives, carry, t, age_t):
 
     read = loop.reader(lines, slot, known)
 
-    x = side_by_side(bucket, read, i, turn)
+    x = products.side_by_side(bucket, read, i, turn)
     if x is None:
       return jnp.zeros((turn, loop.batch_size, group.size), loop.dtype)
-    return jnp.einsum('qbk,qkj->qbj', x, cut(stack, i, turn))
+    return jnp.einsum('qbk,qkj->qbj', x, products.cut(stack, i, turn))
 
   def finish(y, p, carry):
     lines, inputs = carry
@@ -314,23 +304,6 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
     _transposed_weights(loop.plan, bucket, weights)
     for bucket in loop.block.transposed
   ]
-  age = jnp.pad(loop.age, ((0, loop.inner_length), (0, 0)), constant_values=-1)
-
-  def gradient(bucket, stack, deltas, t, i, turn):
-    """What flows back to members of a bucket from the rows after `t`."""
-
-    def read(reads, rows):
-      later = t + rows['delay']
-      row = jnp.maximum(later, 0)
-      # A read of row `later` counts if that row exists and knows row `t`.
-      known = (later >= 0)[..., None] & (age[later] >= rows['delay'][..., None])
-      return _take(deltas[loop.local[reads.group]], rows['near'], row, known)
-
-    x = side_by_side(bucket, read, i, turn)
-    if x is None:
-      size = loop.plan.groups[bucket.group].size
-      return jnp.zeros((turn, loop.batch_size, size), loop.dtype)
-    return jnp.einsum('qbk,qjk->qbj', x, cut(stack, i, turn))
 
   def step(deltas, t):
     for g, buckets in loop.by_group(loop.block.transposed, stacks):
@@ -346,12 +319,10 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
         )
         return _put(deltas, g, p, t, y)
 
-      deltas = loop.run(
-        buckets,
-        lambda b, s, d, i, q: gradient(b, s, d, t, i, q),
-        finish,
-        deltas,
-      )
+      def product(bucket, stack, deltas, i, turn):
+        return _flow_back(loop, bucket, stack, deltas, t, i, turn)
+
+      deltas = loop.run(buckets, product, finish, deltas)
     return deltas, None
 
   rows = jnp.arange(loop.num_rows)
@@ -363,15 +334,41 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
     jnp.zeros(shape, loop.dtype) if ct is None else ct
     for shape, ct in zip(shapes, past_cotangents, strict=True)
   )
-  if wanted is None:
-    return deltas, d_pasts
+  if wanted is not None:
+    d_pasts = _past_gradients(loop, stacks, deltas, d_pasts)
+  return deltas, d_pasts
 
-  def past_step(d_pasts, t):
+
+def _flow_back(loop, bucket, stack, deltas, t, i, turn):
+  """What reaches members of a bucket at row `t` from the rows after it."""
+
+  def slot(reads, delay):
+    return jnp.maximum(t + delay, 0)
+
+  def known(delay):
+    # A read by row `t + delay` counts if that row exists and knows row `t`.
+    row = t + delay
+    return (row >= 0) & (loop.later_age[jnp.maximum(row, 0)] >= delay)
+
+  read = loop.reader(deltas, slot, known)
+  x = products.side_by_side(bucket, read, i, turn)
+  if x is None:
+    size = loop.plan.groups[bucket.group].size
+    return jnp.zeros((turn, loop.batch_size, size), loop.dtype)
+  return jnp.einsum('qbk,qjk->qbj', x, products.cut(stack, i, turn))
+
+
+def _past_gradients(loop, stacks, deltas, d_pasts):
+  """Adds to `d_pasts` what reaches the rows before the first."""
+  lengths = [group.length for group in loop.groups]
+
+  def step(d_pasts, t):
     for bucket, stack in zip(loop.block.transposed, stacks, strict=True):
       g = loop.local[bucket.group]
       if not (bucket.reads and lengths[g]):
         continue
-      y = gradient(bucket, stack, deltas, t, 0, len(bucket.members))
+      count = len(bucket.members)
+      y = _flow_back(loop, bucket, stack, deltas, t, 0, count)
       row = jnp.maximum(t + lengths[g], 0)
       y = jnp.where(t + lengths[g] >= 0, y, 0)
       members = jnp.array(bucket.members)
@@ -380,7 +377,7 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
     return d_pasts, None
 
   before = jnp.arange(-loop.inner_length, 0)
-  return deltas, lax.scan(past_step, d_pasts, before)[0]
+  return lax.scan(step, d_pasts, before)[0]
 
 
 def _through_activation(activation, output, integrated, y):
@@ -414,10 +411,10 @@ def _weight_gradient(loop, bucket, reads, line, length, delta):
   n_in, n_out = line.shape[-1], delta.shape[-1]
   fan_in, num_rows = reads.fan_in, loop.num_rows
   each = loop.batch_size * fan_in * n_in * loop.dtype.itemsize
-  turn = turn_size(len(bucket.members), num_rows * each)
+  turn = products.turn_size(len(bucket.members), num_rows * each)
   span = num_rows
-  if turn == 1 and num_rows * each > _SMALL:
-    most = max(1, (_SMALL // 2) // each)
+  if turn == 1 and num_rows * each > products.SMALL:
+    most = max(1, (products.SMALL // 2) // each)
     span = next(
       s for s in range(min(most, num_rows), 0, -1) if num_rows % s == 0
     )
@@ -425,9 +422,9 @@ def _weight_gradient(loop, bucket, reads, line, length, delta):
 
   def one(i):
     near, delay = (
-      cut(jnp.array(x), i, turn) for x in (reads.near, reads.delay)
+      products.cut(jnp.array(x), i, turn) for x in (reads.near, reads.delay)
     )
-    p = cut(members, i, turn)
+    p = products.cut(members, i, turn)
 
     def part(j, total):
       t = j * span
@@ -443,31 +440,12 @@ def _weight_gradient(loop, bucket, reads, line, length, delta):
       return total + jnp.einsum('qjr,qrk->qjk', jnp.swapaxes(d, 1, 2), x)
 
     zero = jnp.zeros((turn, n_out, fan_in * n_in), loop.dtype)
-    return repeat(part, num_rows // span, zero)
+    return products.repeat(part, num_rows // span, zero)
 
   count = len(bucket.members) // turn
   y = one(0) if count == 1 else lax.map(one, jnp.arange(count))
   y = y.reshape(len(bucket.members), n_out, fan_in, n_in)
   return jnp.transpose(y, (0, 2, 3, 1))
-
-
-def bucket_weights(
-  bucket: schedule_lib.Bucket, weights: Sequence[types.Array]
-) -> types.Array | None:
-  """What a bucket's inputs, side by side, are multiplied by.
-
-  Returns:
-    Shape `[m, K, n]`, where `K` adds up fan-in times size over the reads;
-    None if nothing is read.
-  """
-  parts = []
-  for reads in bucket.reads:
-    stack = weights[reads.pack]
-    if reads.is_padded:
-      stack = _with_zero(stack)[jnp.array(reads.rows)]
-    m = len(bucket.members)
-    parts.append(stack.reshape(m, -1, stack.shape[-1]))
-  return _join(parts, 1)
 
 
 def _transposed_weights(plan, bucket, weights):
@@ -476,68 +454,10 @@ def _transposed_weights(plan, bucket, weights):
   parts = []
   for reads in bucket.reads:
     kind = plan.kind((n, plan.groups[reads.group].size))
-    stack = _join([weights[i] for i in kind], 0)
-    stack = _with_zero(stack)[jnp.array(reads.rows)]  # [m, F, n, out]
+    stack = products.join([weights[i] for i in kind], 0)
+    stack = products.with_zero(stack)[jnp.array(reads.rows)]  # [m, F, n, out]
     parts.append(jnp.moveaxis(stack, 2, 1).reshape(len(bucket.members), n, -1))
-  return _join(parts, 2)
-
-
-def side_by_side(
-  bucket: schedule_lib.Bucket, read: Callable[..., Any], i: Any, turn: int
-) -> types.Array | None:
-  """The inputs of the members of turn `i`, along the last axis.
-
-  Args:
-    bucket: The bucket.
-    read: Maps reads and their tables, `near` and `delay` of shape `[q, F]`,
-      to `[q, F, ..., n]`.
-    i: Number of the turn.
-    turn: Members in a turn, `q`.
-
-  Returns:
-    Shape `[q, ..., K]`; None if nothing is read.
-  """
-  parts = []
-  for reads in bucket.reads:
-    rows = {
-      'near': cut(jnp.array(reads.near), i, turn),
-      'delay': cut(jnp.array(reads.delay), i, turn),
-    }
-    if turn > 1 or reads.fan_in == 1:
-      columns = [
-        read(reads, {k: v[:, f : f + 1] for k, v in rows.items()})[:, 0]
-        for f in range(reads.fan_in)
-      ]
-      parts += columns
-      continue
-
-    def column(j, reads=reads, rows=rows):
-      one = {k: lax.dynamic_slice_in_dim(v, j, 1, 1) for k, v in rows.items()}
-      return read(reads, one)[:, 0]
-
-    shape = jax.eval_shape(column, 0)
-    size = shape.shape[-1]
-
-    def put(j, x, column=column, size=size):
-      return lax.dynamic_update_slice_in_dim(x, column(j), j * size, -1)
-
-    wide = (*shape.shape[:-1], reads.fan_in * size)
-    parts.append(
-      lax.fori_loop(0, reads.fan_in, put, jnp.zeros(wide, shape.dtype))
-    )
-  return _join(parts, -1)
-
-
-def repeat(body: Callable[..., Any], count: int, carry: Any) -> Any:
-  """`fori_loop`, without a loop if there is but one turn."""
-  return body(0, carry) if count == 1 else lax.fori_loop(0, count, body, carry)
-
-
-def cut(x: types.Array, i: Any, turn: int) -> types.Array:
-  """Turn `i` of `x`, along its leading axis."""
-  if turn == x.shape[0]:
-    return x
-  return lax.dynamic_slice_in_dim(x, i * turn, turn)
+  return products.join(parts, 2)
 
 
 def _take(line, near, slot, known):
@@ -600,13 +520,3 @@ def _with_room(past, num_rows):
   members, length, *rest = past.shape
   room = jnp.zeros((members, length + num_rows, *rest), past.dtype)
   return lax.dynamic_update_slice(room, past, (0, 0, 0, 0))
-
-
-def _with_zero(stack):
-  return jnp.pad(stack, ((0, 1), (0, 0), (0, 0)))
-
-
-def _join(parts, axis):
-  if not parts:
-    return None
-  return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)

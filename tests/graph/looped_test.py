@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import hkgraph as hg
-from hkgraph.graph import looped
+from hkgraph.graph import products
 from tests.graph import random_graphs
 
 
@@ -77,7 +77,7 @@ def _assert_close(got, wanted, tolerance):
 
 
 def _with_turns(cache, small):
-  return mock.patch.multiple(looped, _CACHE=cache, _SMALL=small)
+  return mock.patch.multiple(products, CACHE=cache, SMALL=small)
 
 
 class PathsTest(parameterized.TestCase):

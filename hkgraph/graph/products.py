@@ -1,0 +1,114 @@
+"""Products of buckets: what the members read, side by side, times weights."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from hkgraph import types
+from hkgraph.graph import schedule as schedule_lib
+
+# Bytes of input that a turn of a loop over populations copies side by side:
+# on a CPU what stays in the cache, elsewhere what does not fill the memory.
+CACHE, SMALL, DEVICE = 2**19, 2**22, 2**28
+
+
+def turn_size(members: int, bytes_each: int) -> int:
+  """How many members a turn takes: a divisor of their number."""
+  if jax.default_backend() == 'cpu':
+    whole, limit = SMALL, CACHE
+  else:
+    whole = limit = DEVICE
+  if members * bytes_each <= whole:
+    return members
+  most = max(1, limit // bytes_each)
+  return next(q for q in range(min(most, members), 0, -1) if members % q == 0)
+
+
+def bucket_weights(
+  bucket: schedule_lib.Bucket, weights: Sequence[types.Array]
+) -> types.Array | None:
+  """What a bucket's inputs, side by side, are multiplied by.
+
+  Returns:
+    Shape `[m, K, n]`, where `K` adds up fan-in times size over the reads;
+    None if nothing is read.
+  """
+  parts = []
+  for reads in bucket.reads:
+    stack = weights[reads.pack]
+    if reads.is_padded:
+      stack = with_zero(stack)[jnp.array(reads.rows)]
+    m = len(bucket.members)
+    parts.append(stack.reshape(m, -1, stack.shape[-1]))
+  return join(parts, 1)
+
+
+def side_by_side(
+  bucket: schedule_lib.Bucket, read: Callable[..., Any], i: Any, turn: int
+) -> types.Array | None:
+  """The inputs of the members of turn `i`, along the last axis.
+
+  Args:
+    bucket: The bucket.
+    read: Maps reads and their tables, `near` and `delay` of shape `[q, F]`,
+      to `[q, F, ..., n]`.
+    i: Number of the turn.
+    turn: Members in a turn, `q`.
+
+  Returns:
+    Shape `[q, ..., K]`; None if nothing is read.
+  """
+  parts = []
+  for reads in bucket.reads:
+    rows = {
+      'near': cut(jnp.array(reads.near), i, turn),
+      'delay': cut(jnp.array(reads.delay), i, turn),
+    }
+    if turn > 1 or reads.fan_in == 1:
+      columns = [
+        read(reads, {k: v[:, f : f + 1] for k, v in rows.items()})[:, 0]
+        for f in range(reads.fan_in)
+      ]
+      parts += columns
+      continue
+
+    def column(j, reads=reads, rows=rows):
+      one = {k: lax.dynamic_slice_in_dim(v, j, 1, 1) for k, v in rows.items()}
+      return read(reads, one)[:, 0]
+
+    shape = jax.eval_shape(column, 0)
+    size = shape.shape[-1]
+
+    def put(j, x, column=column, size=size):
+      return lax.dynamic_update_slice_in_dim(x, column(j), j * size, -1)
+
+    wide = (*shape.shape[:-1], reads.fan_in * size)
+    parts.append(
+      lax.fori_loop(0, reads.fan_in, put, jnp.zeros(wide, shape.dtype))
+    )
+  return join(parts, -1)
+
+
+def repeat(body: Callable[..., Any], count: int, carry: Any) -> Any:
+  """`fori_loop`, without a loop if there is but one turn."""
+  return body(0, carry) if count == 1 else lax.fori_loop(0, count, body, carry)
+
+
+def cut(x: types.Array, i: Any, turn: int) -> types.Array:
+  """Turn `i` of `x`, along its leading axis."""
+  if turn == x.shape[0]:
+    return x
+  return lax.dynamic_slice_in_dim(x, i * turn, turn)
+
+
+def join(parts, axis):
+  if not parts:
+    return None
+  return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
+
+
+def with_zero(stack):
+  return jnp.pad(stack, ((0, 1), (0, 0), (0, 0)))
