@@ -104,14 +104,15 @@ _CARTPOLE = Task(
   summary='Balance a pole on a cart; solved at a mean return of 475.',
   graph=cartpole_graph,
   config=_falling_to_zero(
-    300_000,
-    num_envs=32,
+    500_000,
+    num_envs=64,
     num_steps=128,
-    discount=0.98,
+    num_minibatches=8,
+    discount=0.99,
     value_cost=0.01,
     learning_rate=2.5e-3,
   ),
-  total_steps=300_000,
+  total_steps=500_000,
   normalize=True,
 )
 
