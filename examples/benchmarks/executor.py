@@ -146,7 +146,7 @@ def compare(name, batch, steps, peer):
   rate = (rate + timing.matmul_flops()) / 2
   flops = operations(workload, batch) * steps
   for what in ('step', 'gradient', 'step compile', 'gradient compile'):
-    other = ours_or_none(peer, name, workload, batch, steps).get(what)
+    other = peer_seconds(peer, name, workload, batch, steps).get(what)
     unit, scale = ('s', 1) if 'compile' in what else ('ms', 1e3)
     ratio = f'{other / mine[what]:.1f}x' if other else '-'
     row(
@@ -170,7 +170,7 @@ def compare(name, batch, steps, peer):
 _PEER = {}
 
 
-def ours_or_none(peer, name, workload, batch, steps):
+def peer_seconds(peer, name, workload, batch, steps):
   if not peer:
     return {}
   if name not in _PEER:
