@@ -54,8 +54,10 @@ class Agent:
   Attributes:
     init: `(key, timestep) -> LearnerState`, from one row `[B, ...]`.
     initial_carry: `(batch_size, key=None) -> carry`, after `init`.
-    act: `(params, state, key, timestep, *, deterministic=False) ->
-      (ActorOutput, NetworkState)`, on one row `[B, ...]`.
+    act: `(params, state, key, timestep, *, deterministic=False,
+      num_updates=None) -> (ActorOutput, NetworkState)`, on one row `[B, ...]`.
+      `num_updates` is what a schedule of the exploration reads; None stands for
+      its end.
     update: `(learner_state, trajectory) -> (learner_state, metrics)`.
   """
 

@@ -1,31 +1,54 @@
-"""What PPO asks of a network, seen before anything is computed."""
+"""What the learners ask of a network, seen before anything is computed."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import distrax
 import jax
+import jax.numpy as jnp
 
 from hkgraph import network as network_lib
 from hkgraph import types
 from hkgraph.learners import config as config_lib
 
 
-def check_arguments(network: Any, config: Any) -> None:
-  """Raises `TypeError` unless these are a network and a config of PPO."""
+def check_arguments(network: Any, config: Any, config_class: type) -> None:
+  """Raises `TypeError` unless these are a network and a config of the class."""
   if not isinstance(network, network_lib.Network):
     raise TypeError(
       '`network` must be a Network, as `hg.policy_network(graph.finalize(), '
-      f'action_spec)` or `hg.transform(fn)` make it, got {network!r}'
+      'action_spec)`, `hg.q_network` or `hg.transform(fn)` make it, got '
+      f'{network!r}'
     )
-  if not isinstance(config, config_lib.PPOConfig):
+  if not isinstance(config, config_class):
+    name = config_class.__name__
     raise TypeError(
-      f'`config` must be a PPOConfig, got {config!r}; write '
-      '`hg.PPOConfig(num_envs=..., ...)`'
+      f'`config` must be a {name}, got {config!r}; write '
+      f'`hg.{name}(num_envs=..., ...)`'
     )
 
 
-def check_outputs(
+def check_schedule(config: config_lib.PPOConfig | config_lib.PQNConfig) -> None:
+  """Raises `ValueError` if the step size falls to 0 at an unknown update."""
+  if config.schedule == 'linear' and config.total_updates is None:
+    raise ValueError(
+      "`schedule='linear'` falls to 0 at `total_updates`, got None; give "
+      "the number of updates, or take `schedule='constant'`"
+    )
+
+
+def check_exploration(config: config_lib.PQNConfig) -> None:
+  """Raises `ValueError` if epsilon falls within an unknown time."""
+  start, finish = config.epsilon_start, config.epsilon_finish
+  if start != finish and config.total_updates is None:
+    raise ValueError(
+      f'epsilon goes from {start} to {finish} within `exploration_fraction` of '
+      '`total_updates`, got None; give the number of updates, or make '
+      '`epsilon_start` and `epsilon_finish` equal'
+    )
+
+
+def check_policy_value(
   outputs: Any, timestep: types.TimeStep, config: config_lib.PPOConfig
 ) -> None:
   """Checks that outputs, reward and advantage mode go together.
@@ -49,8 +72,52 @@ def check_outputs(
   _check_advantages(outputs.policy, timestep.reward, config)
 
 
+def check_action_values(
+  outputs: Any,
+  timestep: types.TimeStep,
+  carry: types.ArrayTree,
+  config: config_lib.PQNConfig,
+) -> None:
+  """Checks that outputs are action values, and that the reward goes with them.
+
+  Args:
+    outputs: The network's outputs, or their shapes, for one row `[B, ...]`.
+    timestep: The row.
+    carry: The network's carry.
+    config: PQN's hyperparameters.
+
+  Raises:
+    TypeError: If the outputs are not an array or a dict of arrays.
+    ValueError: If shapes or keys do not fit, or a network without carry is to
+      be warmed up.
+  """
+  heads = outputs if isinstance(outputs, Mapping) else {'': outputs}
+  for key, q in heads.items():
+    if not hasattr(q, 'shape'):
+      raise TypeError(
+        'the network of PQN must return action values, an array [B, A] or a '
+        f'dict of them, got {type(q).__name__}; a network that returns '
+        '`types.PolicyValue` is one for PPO'
+      )
+    _check_action_value(f'[{key!r}]' if key else '', q, timestep)
+  if isinstance(timestep.reward, Mapping) and _keys(outputs) != _keys(
+    timestep.reward
+  ):
+    raise ValueError(
+      'rewards with keys need action values with the same keys, got values '
+      f'{_describe(outputs)} for the reward {_describe(timestep.reward)}; let '
+      'the environment add them up to one that all heads share'
+    )
+  if config.burn_in and not jax.tree.leaves(carry):
+    raise ValueError(
+      f'`burn_in` warms a carry, but this network has none, got '
+      f'{config.burn_in}; leave it at 0'
+    )
+
+
 def check_trajectory(
-  trajectory: types.Trajectory, config: config_lib.PPOConfig
+  trajectory: types.Trajectory,
+  config: config_lib.PPOConfig | config_lib.PQNConfig,
 ) -> None:
   """Raises `ValueError` unless a trajectory has the sizes of the config."""
   shape = trajectory.timestep.step_type.shape
@@ -60,6 +127,17 @@ def check_trajectory(
       f'{config.num_envs} environments, as `num_steps` and `num_envs` of the '
       f'config say, got step types of shape {shape}'
     )
+
+
+def _check_action_value(name: str, q: Any, timestep: types.TimeStep) -> None:
+  (batch_size,) = timestep.step_type.shape
+  if len(q.shape) != 2 or q.shape[0] != batch_size or not q.shape[1]:
+    raise ValueError(
+      f'action values{name} must have shape ({batch_size}, A), one number for '
+      f'each action in each row, got {tuple(q.shape)}'
+    )
+  if not jnp.issubdtype(q.dtype, jnp.floating):
+    raise TypeError(f'action values{name} must be floats, got {q.dtype}')
 
 
 def _check_policy(policy: Any) -> None:

@@ -66,42 +66,20 @@ class PPOConfig:
   advantage_weights: Mapping[str, float] | None = None
 
   def __post_init__(self):
-    for name in ('num_envs', 'num_steps', 'num_minibatches', 'num_epochs'):
-      _check_count(name, getattr(self, name))
-    for name in ('discount', 'lambda_'):
-      _check_number(name, getattr(self, name), 'in [0, 1]', 0, 1)
+    _check_common(self)
     for name in ('value_cost', 'entropy_cost', 'weight_decay'):
       _check_number(name, getattr(self, name), 'at least 0', 0)
-    for name in ('clip_epsilon', 'learning_rate'):
-      _check_number(name, getattr(self, name), 'above 0', 0, above=True)
-    for name in ('max_grad_norm', 'value_clip', 'target_kl'):
+    _check_above_zero('clip_epsilon', self.clip_epsilon)
+    for name in ('value_clip', 'target_kl'):
       if getattr(self, name) is not None:
-        _check_number(name, getattr(self, name), 'above 0', 0, above=True)
+        _check_above_zero(name, getattr(self, name))
     _check_choice(
       'normalise_advantages', self.normalise_advantages, (True, False)
     )
-    if self.total_updates is not None:
-      _check_count('total_updates', self.total_updates)
-    _check_choice('schedule', self.schedule, ('constant', 'linear'))
     _check_choice(
       'advantage_mode', self.advantage_mode, ('combined', 'per_head')
     )
     _check_weights('advantage_weights', self.advantage_weights)
-    self._check_together()
-
-  def _check_together(self):
-    if self.num_envs % self.num_minibatches:
-      raise ValueError(
-        f'`num_envs` must be a multiple of `num_minibatches`, got '
-        f'{self.num_envs} environments and {self.num_minibatches} minibatches; '
-        f'take {_nearest_divisor(self.num_envs, self.num_minibatches)} '
-        'minibatches'
-      )
-    if self.schedule == 'linear' and self.total_updates is None:
-      raise ValueError(
-        "`schedule='linear'` falls to 0 at `total_updates`, got None; give "
-        "the number of updates, or take `schedule='constant'`"
-      )
     if self.advantage_weights and self.advantage_mode != 'combined':
       raise ValueError(
         "`advantage_weights` weigh the sum of `advantage_mode='combined'`, got "
@@ -109,9 +87,98 @@ class PPOConfig:
       )
 
 
-def _check_count(name: str, value: int):
-  if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-    raise ValueError(f'`{name}` must be a positive integer, got {value!r}')
+@dataclasses.dataclass(frozen=True)
+class PQNConfig:
+  """Hyperparameters of PQN, checked when they are given.
+
+  Attributes:
+    num_envs: Environments per rollout, a multiple of `num_minibatches`.
+    num_steps: Transitions per environment and rollout, at least 1.
+    num_minibatches: Minibatches per epoch, at least 1.
+    num_epochs: Passes over a rollout per update, at least 1.
+    discount: Discount per step, in [0, 1].
+    lambda_: Mixing of the bootstraps in the targets, in [0, 1].
+    learning_rate: The optimizer's step size at the first update, above 0.
+    schedule: `'constant'`, or `'linear'`: the step size falls to 0 at
+      `total_updates`.
+    total_updates: Updates of the whole training, which `'linear'` and the
+      exploration read; `hkgraph.train` sets it.
+    max_grad_norm: Global norm that no gradient exceeds, above 0; `None` does
+      not clip.
+    optimizer: `'radam'` or `'adam'`.
+    epsilon_start: Share of random actions at the first update, in [0, 1].
+    epsilon_finish: Share of random actions after the exploration, in [0, 1];
+      also that of sampled actions in an evaluation.
+    exploration_fraction: Share of `total_updates` in which epsilon goes
+      straight from start to finish, above 0 and at most 1.
+    burn_in: Rows at the start of each sequence that warm the carry and whose
+      loss does not count, less than `num_steps`; 0 for a network without
+      carry.
+
+  Raises:
+    ValueError: If a value is out of its range.
+  """
+
+  num_envs: int = 32
+  num_steps: int = 32
+  num_minibatches: int = 4
+  num_epochs: int = 4
+  discount: float = 0.99
+  lambda_: float = 0.95
+  learning_rate: float = 1e-3
+  schedule: str = 'constant'
+  total_updates: int | None = None
+  max_grad_norm: float | None = 10.0
+  optimizer: str = 'radam'
+  epsilon_start: float = 1.0
+  epsilon_finish: float = 0.05
+  exploration_fraction: float = 0.2
+  burn_in: int = 0
+
+  def __post_init__(self):
+    _check_common(self)
+    _check_choice('optimizer', self.optimizer, ('radam', 'adam'))
+    for name in ('epsilon_start', 'epsilon_finish'):
+      _check_number(name, getattr(self, name), 'in [0, 1]', 0, 1)
+    _check_number(
+      'exploration_fraction',
+      self.exploration_fraction,
+      'above 0 and at most 1',
+      *(0, 1, True),
+    )
+    _check_count('burn_in', self.burn_in, minimum=0)
+    if self.burn_in >= self.num_steps:
+      raise ValueError(
+        f'`burn_in` must be less than `num_steps`, got {self.burn_in} and '
+        f'{self.num_steps}: no row would be left to learn from'
+      )
+
+
+def _check_common(config: PPOConfig | PQNConfig):
+  """Checks what the configs of all learners from rollouts have."""
+  for name in ('num_envs', 'num_steps', 'num_minibatches', 'num_epochs'):
+    _check_count(name, getattr(config, name))
+  for name in ('discount', 'lambda_'):
+    _check_number(name, getattr(config, name), 'in [0, 1]', 0, 1)
+  _check_above_zero('learning_rate', config.learning_rate)
+  if config.max_grad_norm is not None:
+    _check_above_zero('max_grad_norm', config.max_grad_norm)
+  if config.total_updates is not None:
+    _check_count('total_updates', config.total_updates)
+  _check_choice('schedule', config.schedule, ('constant', 'linear'))
+  if config.num_envs % config.num_minibatches:
+    near = _nearest_divisor(config.num_envs, config.num_minibatches)
+    raise ValueError(
+      f'`num_envs` must be a multiple of `num_minibatches`, got '
+      f'{config.num_envs} environments and {config.num_minibatches} '
+      f'minibatches; take {near} minibatches'
+    )
+
+
+def _check_count(name: str, value: int, minimum: int = 1):
+  if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    kind = 'a positive' if minimum else 'a non-negative'
+    raise ValueError(f'`{name}` must be {kind} integer, got {value!r}')
 
 
 def _check_number(
@@ -130,6 +197,10 @@ def _check_number(
     and not (above and value == low)
   ):
     raise ValueError(f'`{name}` must be a number {allowed}, got {value!r}')
+
+
+def _check_above_zero(name: str, value: float):
+  _check_number(name, value, 'above 0', 0, above=True)
 
 
 def _check_weights(name: str, value: Mapping[str, float] | None):

@@ -1,25 +1,30 @@
 """The optimizer that the learners share."""
 
+import functools
+
 import optax
 
 
 def make_optimizer(
   learning_rate: float,
   *,
+  name: str = 'adam',
   schedule: str = 'constant',
   total_steps: int | None = None,
   max_grad_norm: float | None = None,
   weight_decay: float = 0.0,
   eps: float = 1e-5,
 ) -> optax.GradientTransformation:
-  """Adam behind a clip of the gradient's global norm.
+  """Adam or RAdam behind a clip of the gradient's global norm.
 
-  With weight decay it is AdamW (Loshchilov and Hutter, 2019), which shrinks
-  every parameter by `learning_rate * weight_decay` per step, biases too. Mask
-  it with `optax.masked` where that is not wanted.
+  RAdam holds its steps back while its second moment rests on few gradients
+  (Liu et al., 2020). With weight decay Adam is AdamW (Loshchilov and Hutter,
+  2019), and shrinks every parameter by `learning_rate * weight_decay` per
+  step, biases too. Mask it with `optax.masked` where that is not wanted.
 
   Args:
     learning_rate: Step size at the first step, above 0.
+    name: `'adam'` or `'radam'`.
     schedule: `'constant'`, or `'linear'`: straight down to 0 at `total_steps`.
     total_steps: Number of optimizer steps of a `'linear'` schedule.
     max_grad_norm: Global norm that no gradient exceeds; `None` does not clip.
@@ -30,7 +35,8 @@ def make_optimizer(
     An `optax.GradientTransformation`.
 
   Raises:
-    ValueError: If the schedule is unknown, or linear without `total_steps`.
+    ValueError: If name or schedule are unknown, or a schedule is linear without
+      `total_steps`.
   """
   if schedule == 'linear':
     if total_steps is None:
@@ -40,11 +46,17 @@ def make_optimizer(
     raise ValueError(
       f"`schedule` must be 'constant' or 'linear', got {schedule!r}"
     )
+  makers = {'adam': optax.adam, 'radam': optax.radam}
+  if name not in makers:
+    raise ValueError(f"`name` must be 'adam' or 'radam', got {name!r}")
+  make = makers[name]
+  if weight_decay and name == 'adam':
+    make = functools.partial(optax.adamw, weight_decay=weight_decay)
+  elif weight_decay:
+    raise ValueError(f'`weight_decay` must be 0 for RAdam, got {weight_decay}')
   return optax.chain(
     optax.identity()
     if max_grad_norm is None
     else optax.clip_by_global_norm(max_grad_norm),
-    optax.adamw(learning_rate, eps=eps, weight_decay=weight_decay)
-    if weight_decay
-    else optax.adam(learning_rate, eps=eps),
+    make(learning_rate, eps=eps),
   )

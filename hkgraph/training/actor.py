@@ -11,7 +11,7 @@ from hkgraph import types
 from hkgraph.envs import protocol, wrappers
 
 Agent = Any  # A `learners.agent.Agent`, whichever learner made it.
-LearnerState = Any  # Anything with `params` and `statistics`.
+LearnerState = Any  # A `learners.agent.LearnerState`.
 
 
 @chex.dataclass(frozen=True, mappable_dataclass=False)
@@ -72,7 +72,8 @@ def rollout(
   Args:
     agent: The agent.
     env: A batched environment that begins new episodes by itself.
-    learner_state: Whose parameters and statistics act.
+    learner_state: Whose parameters and statistics act; the number of its
+      updates decides how much an agent with a schedule explores.
     actor_state: Where the last rollout ended.
     num_steps: Transitions per environment `T`, at least 1.
 
@@ -86,7 +87,13 @@ def rollout(
 
   def act(carry, key, timestep):
     state = types.NetworkState(carry=carry, statistics=learner_state.statistics)
-    output, state = agent.act(learner_state.params, state, key, timestep)
+    output, state = agent.act(
+      learner_state.params,
+      state,
+      key,
+      timestep,
+      num_updates=learner_state.num_updates,
+    )
     return output, state.carry
 
   def step(state, key):
