@@ -1,8 +1,9 @@
 """Time limit, batch with automatic reset, and statistics of episodes.
 
-The usual pile is `EpisodeStatistics(Vectorize(TimeLimit(env, n), num_envs))`.
+The usual pile is `EpisodeStatistics(vectorize(TimeLimit(env, n), num_envs))`.
 """
 
+import functools
 from typing import Any
 
 import chex
@@ -116,7 +117,8 @@ class Vectorize(_Wrapper):
   The reset takes a step of its own (`dm_env`'s convention): the action at a
   `LAST` row is ignored, and the row that follows is `FIRST`. Each environment
   has a key of its own that only resets advance, so the n-th episode of
-  environment b begins in the same state whatever happened before it.
+  environment b begins in the same state whatever happened before it. Resets
+  are computed only in steps in which one is due.
   """
 
   def __init__(self, env: protocol.Environment, num_envs: int):
@@ -173,7 +175,12 @@ class Vectorize(_Wrapper):
     spec = self.action_spec()
     action = protocol.check_action(spec, action, self._num_envs)
     protocol.check_action_range(spec, action, state.is_last)
-    return jax.vmap(self._advance)(state, action)
+    stepped = jax.vmap(self._advance)(state, action)
+    due = jnp.any(state.is_last)
+    if not isinstance(due, jax.core.Tracer):
+      return self._reopen(state, stepped) if due else stepped
+    # Outside of the vmap, within which both branches would run.
+    return lax.cond(due, self._reopen, _keep, state, stepped)
 
   def _open(self, key):
     next_key, reset_key = jax.random.split(key)
@@ -181,18 +188,50 @@ class Vectorize(_Wrapper):
     return self._state(env_state, next_key, timestep), timestep
 
   def _advance(self, state, action):
-    opened = self._open(state.key)
     env_state, timestep = protocol.canonicalise(
       self._env.step(state.env_state, action)
     )
-    stepped = self._state(env_state, state.key, timestep), timestep
+    return self._state(env_state, state.key, timestep), timestep
+
+  def _reopen(self, state, stepped):
+    """Puts first moments in the place of those that follow a `LAST` row."""
+    opened = jax.vmap(self._open)(state.key)
     chex.assert_trees_all_equal_shapes_and_dtypes(opened, stepped)
-    return jax.tree.map(
-      lambda new, old: lax.select(state.is_last, new, old), opened, stepped
-    )
+
+    def choose(is_last, new, old):
+      return jax.tree.map(functools.partial(lax.select, is_last), new, old)
+
+    return jax.vmap(choose)(state.is_last, opened, stepped)
 
   def _state(self, env_state, key, timestep):
     return VectorState(env_state=env_state, key=key, is_last=timestep.last())
+
+
+def _keep(state, stepped):
+  del state
+  return stepped
+
+
+def vectorize(
+  env: protocol.Environment, num_envs: int
+) -> protocol.BatchedEnvironment:
+  """Makes the batch of an environment, whichever kind it is.
+
+  An environment of pure functions is put inside `Vectorize`. One that lives on
+  the host (`hkgraph.envs.gymnasium`) cannot be vmapped and brings a batch of
+  its own, made by its method `vectorize(num_envs)`. Either way the next episode
+  begins one step after a `LAST` row.
+
+  Args:
+    env: A single environment.
+    num_envs: The batch size `B`, at least 1.
+
+  Raises:
+    ValueError: If `num_envs` is no positive integer or `env` is batched.
+  """
+  if hasattr(env, 'vectorize'):
+    return env.vectorize(num_envs)
+  return Vectorize(env, num_envs)
 
 
 @chex.dataclass(frozen=True, mappable_dataclass=False)
