@@ -176,6 +176,7 @@ class Vectorize(_Wrapper):
     action = protocol.check_action(spec, action, self._num_envs)
     protocol.check_action_range(spec, action, state.is_last)
     stepped = jax.vmap(self._advance)(state, action)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, stepped[0])
     due = jnp.any(state.is_last)
     if not isinstance(due, jax.core.Tracer):
       return self._reopen(state, stepped) if due else stepped
