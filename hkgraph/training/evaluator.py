@@ -121,7 +121,7 @@ def make_evaluator(
   batch_size = episodes if batch_size is None else batch_size
   batch_size = min(protocol.check_int('batch_size', batch_size), episodes)
   max_steps = protocol.check_int('max_steps', max_steps)
-  envs = wrappers.EpisodeStatistics(wrappers.Vectorize(env, batch_size))
+  envs = wrappers.EpisodeStatistics(wrappers.vectorize(env, batch_size))
   quota = np.full(batch_size, episodes // batch_size, np.int32)
   quota[: episodes % batch_size] += 1
   wanted = np.arange(quota.max()) < quota[:, None]

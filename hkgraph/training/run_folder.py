@@ -210,7 +210,7 @@ def restore(
   key = jax.random.key(0)
 
   def init(key):
-    _, timestep = wrappers.Vectorize(env, 1).reset(key)
+    _, timestep = wrappers.vectorize(env, 1).reset(key)
     return agent.init(key, timestep)
 
   like = jax.eval_shape(init, key)

@@ -57,7 +57,7 @@ def make_update(
     A function `((learner_state, actor_state)) -> (same, metrics)` that is
     given its argument to keep, and the first argument.
   """
-  envs_ = wrappers.EpisodeStatistics(wrappers.Vectorize(env, config.num_envs))
+  envs_ = wrappers.EpisodeStatistics(wrappers.vectorize(env, config.num_envs))
 
   def start(key):
     learner_key, actor_key, row_key = jax.random.split(key, 3)
