@@ -82,21 +82,27 @@ def restart(reward_spec: Spec, observation: types.ArrayTree) -> types.TimeStep:
 
 
 def transition(
-  reward: types.ArrayTree, observation: types.ArrayTree, terminated: jax.Array
+  reward: types.ArrayTree,
+  observation: types.ArrayTree,
+  terminated: jax.Array,
+  truncated: jax.Array | bool = False,
 ) -> types.TimeStep:
-  """The row after a transition: `LAST` with discount 0 if it terminated.
+  """The row after a transition: `LAST` if it ended the episode, else `MID`.
 
   Args:
     reward: Reward of the transition.
     observation: What is seen after it.
-    terminated: Whether it ended the episode, a bool scalar.
+    terminated: Whether it terminated the episode, a bool scalar.
+    truncated: Whether it is the last one that the episode is granted.
 
   Returns:
-    A `LAST` row with discount 0, or a `MID` row with discount 1.
+    A `LAST` row with discount 0 if it terminated; a `LAST` row with discount 1
+    if it was only truncated; else a `MID` row with discount 1.
   """
   mid, last = types.StepType.MID, types.StepType.LAST
+  over = jnp.logical_or(terminated, truncated)
   return types.TimeStep(
-    step_type=jnp.where(terminated, jnp.int32(last), jnp.int32(mid)),
+    step_type=jnp.where(over, jnp.int32(last), jnp.int32(mid)),
     reward=reward,
     discount=jnp.where(terminated, jnp.float32(0), jnp.float32(1)),
     observation=observation,
@@ -117,6 +123,20 @@ def canonicalise(tree: types.ArrayTree) -> types.ArrayTree:
     return lax.convert_element_type(leaf, leaf.dtype)
 
   return jax.tree.map(strengthen, tree)
+
+
+def cast_like(tree: types.ArrayTree, like: types.ArrayTree) -> types.ArrayTree:
+  """Gives the leaves of `tree` the dtypes of `like`, and no weak ones.
+
+  For suites in which a step returns other dtypes than a reset does.
+  """
+  return canonicalise(
+    jax.tree.map(
+      lambda x, y: x if jnp.result_type(x) == y.dtype else x.astype(y.dtype),
+      tree,
+      like,
+    )
+  )
 
 
 def check_int(name: str, value: Any, minimum: int = 1) -> int:
