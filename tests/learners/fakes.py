@@ -21,6 +21,11 @@ def policy_value(params, x):
   )
 
 
+def action_values(params, x):
+  """Values `(v x, theta x)` of two actions."""
+  return jnp.stack([params['v'] * x, params['theta'] * x], axis=-1)
+
+
 def heads(params, x):
   """A `policy_value` of its own for each key of the parameters."""
   outputs = {name: policy_value(params[name], x) for name in params}
@@ -51,8 +56,11 @@ def memoryless(outputs=policy_value, params=None) -> network_lib.Network:
   )
 
 
-def recurrent() -> network_lib.Network:
-  """`h = (0 if first else h) + x`, less a mean, plus noise of the carry."""
+def recurrent(outputs=policy_value) -> network_lib.Network:
+  """`outputs(params, y)` of the sum `h = (0 if first else h) + x`.
+
+  `y` is `h`, less a mean, plus noise of the carry.
+  """
 
   def initial_carry(batch_size, key=None):
     key = jax.random.key(0) if key is None else key
@@ -75,8 +83,8 @@ def recurrent() -> network_lib.Network:
     keys = jax.vmap(jax.random.split)(carry['key'])
     noise = jax.vmap(jax.random.normal)(keys[:, 0])
     mean = statistics['total'] / jnp.maximum(statistics['count'], 1)
-    outputs = policy_value(params, h - mean + noise)
-    return outputs, state.replace(carry={'h': h, 'key': keys[:, 1]})
+    y = outputs(params, h - mean + noise)
+    return y, state.replace(carry={'h': h, 'key': keys[:, 1]})
 
   def unroll(params, state, key, inputs, is_first):
     def step(state, row):

@@ -57,6 +57,32 @@ class MakeOptimizerTest(parameterized.TestCase):
       steps(optimizer, [0.0, 0.0]), 2 * 0.95 ** np.array([1, 2]), rtol=1e-6
     )
 
+  def test_radam(self):
+    # Liu et al. (2020), algorithm 2: momentum alone while rho <= 5, then Adam
+    # times r.
+    grad, expected, m, v = 0.5, [], 0.0, 0.0
+    limit, x = 2 / (1 - 0.999) - 1, 2.0
+    for t in range(1, 9):
+      m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
+      mean, decay = m / (1 - 0.9**t), 0.999**t
+      rho = limit - 2 * t * decay / (1 - decay)
+      if rho >= 5:
+        r = (rho - 4) * (rho - 2) * limit
+        r = np.sqrt(r / ((limit - 4) * (limit - 2) * rho))
+        mean *= r / (np.sqrt(v / (1 - decay)) + EPS)
+      x -= LR * mean
+      expected.append(x)
+    optimizer = optimizer_lib.make_optimizer(LR, name='radam')
+    np.testing.assert_allclose(
+      steps(optimizer, [grad] * 8), expected, rtol=1e-4
+    )
+
+  def test_unknown_name(self):
+    with self.assertRaisesRegex(ValueError, "'radam', got 'sgd'"):
+      optimizer_lib.make_optimizer(LR, name='sgd')
+    with self.assertRaisesRegex(ValueError, '`weight_decay` must be 0'):
+      optimizer_lib.make_optimizer(LR, name='radam', weight_decay=0.1)
+
   @parameterized.parameters(('linear', 'total_steps'), ('cosine', "'cosine'"))
   def test_wrong_schedule(self, schedule, message):
     with self.assertRaisesRegex(ValueError, message):
