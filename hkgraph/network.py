@@ -172,10 +172,7 @@ def graph_network(
   def fn(inputs):
     return core.Graph(spec, dtype=dtype)(inputs)
 
-  inputs = input_specs(spec, dtype)
-  network = transform(fn, inputs=inputs)
-  jax.eval_shape(network.init, jax.random.key(0), inputs)
-  return network
+  return _of_graph(fn, spec, dtype)
 
 
 def policy_network(
@@ -215,12 +212,11 @@ def policy_network(
     policy = {key: f'{policy}_{key}' for key in action_spec}
   head_sizes = jax.tree.leaves(heads.input_size(action_spec))
   wanted = [*zip(jax.tree.leaves(policy), head_sizes, strict=True)]
-  _check_outputs(spec, wanted + [(key, 1) for key in jax.tree.leaves(value)])
+  wanted += [(key, 1) for key in jax.tree.leaves(value)]
+  _check_outputs(spec, wanted, '`policy` and `value`')
 
   def fn(inputs):
-    if normalize:
-      inputs = normalizer.Normalizer(name='observations')(inputs)
-    outputs = core.Graph(spec, dtype=dtype)(inputs)
+    outputs = _read_graph(spec, inputs, normalize, dtype)
     head = heads.make_head(action_spec)
     head = routing.Map(head) if isinstance(head, Mapping) else head
     return types.PolicyValue(
@@ -228,10 +224,49 @@ def policy_network(
       value=jax.tree.map(lambda key: jnp.squeeze(outputs[key], -1), value),
     )
 
-  inputs = input_specs(spec, dtype)
-  network = transform(fn, inputs=inputs)
-  jax.eval_shape(network.init, jax.random.key(0), inputs)
-  return network
+  return _of_graph(fn, spec, dtype)
+
+
+def q_network(
+  spec: spec_lib.GraphSpec,
+  action_spec: Any,
+  *,
+  q: str | Mapping[str, str] = 'q',
+  normalize: bool = False,
+  dtype: Any = jnp.float32,
+) -> Network:
+  """Makes a Q-network of a graph: an output is the values of the actions.
+
+  Args:
+    spec: The graph.
+    action_spec: A `dm_env` `DiscreteArray`, or a dict of them.
+    q: The output with one number per action; for a dict of specs, the output
+      of each key, or the stem of `{q}_{key}`.
+    normalize: Whether observations pass a `Normalizer` first.
+    dtype: Of weights, activations and histories.
+
+  Returns:
+    A network whose outputs are action values `[..., A]`, or a dict of them.
+
+  Raises:
+    TypeError: if `spec` is no `GraphSpec`.
+    ValueError: if actions are not discrete, or an output is missing or has
+      not as many numbers as there are actions.
+  """
+  core.check_spec(spec)
+  from hkgraph.modules import towers
+
+  if isinstance(action_spec, Mapping) and isinstance(q, str):
+    q = {key: f'{q}_{key}' for key in action_spec}
+  sizes = jax.tree.leaves(towers.num_actions(action_spec))
+  wanted = [*zip(jax.tree.leaves(q), sizes, strict=True)]
+  _check_outputs(spec, wanted, '`q`')
+
+  def fn(inputs):
+    outputs = _read_graph(spec, inputs, normalize, dtype)
+    return jax.tree.map(lambda key: outputs[key], q)
+
+  return _of_graph(fn, spec, dtype)
 
 
 def input_specs(spec: spec_lib.GraphSpec, dtype: Any = jnp.float32) -> Any:
@@ -242,7 +277,22 @@ def input_specs(spec: spec_lib.GraphSpec, dtype: Any = jnp.float32) -> Any:
   }
 
 
-def _check_outputs(spec, wanted) -> None:
+def _read_graph(spec, inputs, normalize: bool, dtype):
+  """The outputs of the graph by key, inside of a transform."""
+  if normalize:
+    inputs = normalizer.Normalizer(name='observations')(inputs)
+  return core.Graph(spec, dtype=dtype)(inputs)
+
+
+def _of_graph(fn, spec, dtype) -> Network:
+  """The network of `fn`, whose shapes are checked at once."""
+  inputs = input_specs(spec, dtype)
+  network = transform(fn, inputs=inputs)
+  jax.eval_shape(network.init, jax.random.key(0), inputs)
+  return network
+
+
+def _check_outputs(spec, wanted, arguments) -> None:
   """Checks that the graph has the outputs `wanted`, pairs of key and size."""
   sizes = {p.output_to: p.size for p in spec.outputs}
   faults = [
@@ -255,8 +305,8 @@ def _check_outputs(spec, wanted) -> None:
     raise ValueError(
       f'the graph has the outputs {sizes} (name and size); '
       f'{"; ".join(faults)}: declare them with '
-      '`add_output(name, size, output_to=...)`, or say with `policy` and '
-      '`value` which outputs to take'
+      f'`add_output(name, size, output_to=...)`, or say with {arguments} '
+      'which outputs to take'
     )
 
 
