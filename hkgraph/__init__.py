@@ -23,7 +23,9 @@ if typing.TYPE_CHECKING:
   from hkgraph.graph.validate import GraphError as GraphError
   from hkgraph.learners.agent import Agent as Agent
   from hkgraph.learners.config import PPOConfig as PPOConfig
+  from hkgraph.learners.config import PQNConfig as PQNConfig
   from hkgraph.learners.ppo import make_ppo as make_ppo
+  from hkgraph.learners.pqn import make_pqn as make_pqn
   from hkgraph.modules.delay import Delay as Delay
   from hkgraph.modules.heads import CategoricalHead as CategoricalHead
   from hkgraph.modules.heads import MultiCategoricalHead as MultiCategoricalHead
@@ -62,8 +64,9 @@ _HOMES = {
   'graph.spec': ('GraphSpec',),
   'graph.validate': ('GraphError',),
   'learners.agent': ('Agent',),
-  'learners.config': ('PPOConfig',),
+  'learners.config': ('PPOConfig', 'PQNConfig'),
   'learners.ppo': ('make_ppo',),
+  'learners.pqn': ('make_pqn',),
   'modules.delay': ('Delay',),
   'modules.heads': (
     'CategoricalHead',

@@ -12,14 +12,13 @@ import pathlib
 import re
 import sys
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import hkgraph
-from hkgraph.learners import config as config_lib
-from hkgraph.training import tasks
+from hkgraph.training import algorithms, default_networks, tasks
 
 _COMMANDS = {
-  'train': 'NAME [options]     train an agent on a built-in task',
+  'train': 'NAME|--env ENV     train an agent, on a task or in an environment',
   'eval': 'RUN [options]       evaluate the agent of a run folder',
   'show': 'NAME|FILE|RUN       print a graph, and draw it with --output',
 }
@@ -61,18 +60,36 @@ class Train:
   Attributes:
     config: Hyperparameters.
     total_steps: Environment steps, all environments together.
+    algo: The learner, which decides what hyperparameters there are.
     seed: Decides everything that is random.
     run_dir: Folder for the results, new or empty; by default one in `runs`.
     eval_episodes: Episodes of the final evaluation; 0 for none.
     progress: Whether to show a progress bar.
   """
 
-  config: config_lib.PPOConfig
+  config: Any
   total_steps: int
+  algo: Literal[*algorithms.ALGORITHMS] = 'ppo'
   seed: int = 0
   run_dir: pathlib.Path | None = None
   eval_episodes: int = 100
   progress: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainEnvironment(Train):
+  """Options of `hkgraph train --env ENV`.
+
+  Attributes:
+    env: Name of the environment, such as cartpole or SUITE:NAME.
+    network: By default, convolutions for images and else layers of neurons;
+      gru and transformer remember.
+    normalize: Whether observations are normalised.
+  """
+
+  env: str = ''
+  network: Literal[*default_networks.KINDS] = 'auto'
+  normalize: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,30 +140,107 @@ def _run(argv: list[str]) -> int:
 
 
 def _train(argv: list[str]) -> int:
-  name, *rest = argv or ['']
+  name = argv[0] if argv else ''
+  algo, env = (_peek(argv, option) for option in ('--algo', '--env'))
   if name in ('-h', '--help'):
     print(_train_help())
     return 0
+  if algo is not None and algo not in algorithms.ALGORITHMS:
+    raise _unknown('algorithm', algo, algorithms.ALGORITHMS)
+  if env is not None:
+    return _train_environment(argv, algo or 'ppo')
   if name not in tasks.TASKS:
     raise _unknown('task', name, tasks.TASKS)
-  task = tasks.TASKS[name]
-  default = Train(config=task.config, total_steps=task.total_steps)
-  options = _parse(Train, rest, f'hkgraph train {name}', default)
-  with _told_in_a_line():
-    from hkgraph.training import loop
+  return _train_task(name, argv[1:], algo or 'ppo')
 
-    result = loop.train(
-      name,
-      task.graph(),
-      options.config,
-      total_steps=options.total_steps,
-      seed=options.seed,
-      run_dir=options.run_dir or _new_run_dir(name, options.seed),
-      eval_episodes=options.eval_episodes,
-      normalize=task.normalize,
-      progress=options.progress,
+
+def _train_task(name: str, argv: list[str], algo: str) -> int:
+  with _told_in_a_line():
+    task = tasks.find(name, algo)
+  default = _defaults(
+    Train, task.config, algo=algo, total_steps=task.total_steps
+  )
+  options = _parse(type(default), argv, f'hkgraph train {name}', default)
+  with _told_in_a_line():
+    return _run_training(options, name, task.graph(), task.normalize)
+
+
+def _train_environment(argv: list[str], algo: str) -> int:
+  default = _defaults(
+    TrainEnvironment,
+    algorithms.ALGORITHMS[algo].config(),
+    algo=algo,
+    total_steps=500_000,
+  )
+  options = _parse(type(default), argv, 'hkgraph train --env ENV', default)
+  with _told_in_a_line():
+    return _run_training(
+      options, options.env, options.network, options.normalize
     )
+
+
+def _run_training(
+  options: Train, env: str, network: Any, normalize: bool
+) -> int:
+  from hkgraph.training import loop
+
+  stem = env if options.algo == 'ppo' else f'{env}-{options.algo}'
+  result = loop.train(
+    env,
+    network,
+    _plain(options.config),
+    total_steps=options.total_steps,
+    seed=options.seed,
+    run_dir=options.run_dir or _new_run_dir(stem, options.seed),
+    eval_episodes=options.eval_episodes,
+    normalize=normalize,
+    progress=options.progress,
+  )
   return _report(result)
+
+
+def _peek(argv: list[str], option: str) -> str | None:
+  """The value of an option that decides what the other options are."""
+  for i, arg in enumerate(argv):
+    name, equals, value = arg.partition('=')
+    if name == option:
+      return value if equals else ''.join(argv[i + 1 : i + 2])
+  return None
+
+
+def _defaults(options: type[Train], config: Any, **values: Any) -> Any:
+  """The options with those of a config among them.
+
+  `lambda` is spelled so, and what `train` sets by itself is no option.
+  """
+  tyro = _import_tyro()
+  fields = _fields(config)
+  told = {
+    'lambda_': Annotated[float, tyro.conf.arg(name='lambda')],
+    'total_updates': Annotated[int | None, tyro.conf.Suppress],
+  }
+  config_class = dataclasses.make_dataclass(
+    type(config).__name__,
+    [(name, kind, fields[name]) for name, kind in told.items()],
+    bases=(type(config),),
+    frozen=True,
+  )
+  whole = dataclasses.make_dataclass(
+    options.__name__,
+    [('config', config_class)],
+    bases=(options,),
+    frozen=True,
+  )
+  return whole(config=config_class(**fields), **values)
+
+
+def _plain(config: Any) -> Any:
+  """The config of the learner in one that was made for options."""
+  return type(config).__base__(**_fields(config))
+
+
+def _fields(config: Any) -> dict[str, Any]:
+  return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
 
 
 def _eval(options: Eval) -> int:
@@ -221,6 +315,7 @@ def _print_evaluation(evaluation: Any) -> None:
 
 
 def _new_run_dir(name: str, seed: int) -> pathlib.Path:
+  name = re.sub(r'[^\w.-]+', '-', name)
   stamp = time.strftime('%Y%m%d-%H%M%S')
   stem = f'{name}-seed{seed}-{stamp}'
   path = pathlib.Path('runs', stem)
@@ -251,13 +346,19 @@ def _train_help() -> str:
   width = max(map(len, tasks.TASKS))
   return '\n'.join(
     [
-      'usage: hkgraph train NAME [options]',
+      'usage: hkgraph train NAME [--algo ALGO] [options]',
+      '       hkgraph train --env ENV [--algo ALGO] [--network KIND] [options]',
       '',
       'Trains an agent and evaluates it. Tasks:',
       '',
       *(f'  {t.name:{width}}  {t.summary}' for t in tasks.TASKS.values()),
       '',
-      'The options, and their values for a task: hkgraph train NAME --help',
+      'ENV is any environment by name: one of these, or SUITE:NAME, such as',
+      'navix:Navix-Empty-5x5-v0, of a suite that is installed.',
+      f'ALGO is {" or ".join(algorithms.ALGORITHMS)}.',
+      '',
+      'The options, and their values for a task: hkgraph train NAME --help,',
+      'and for an environment: hkgraph train --env ENV --help',
     ]
   )
 
@@ -266,12 +367,7 @@ def _parse(
   options: type, argv: list[str], prog: str, default: Any = None
 ) -> Any:
   """Parses into a dataclass; what tyro prints over an error is condensed."""
-  try:
-    import tyro
-  except ImportError:
-    raise UserError(
-      "the command line needs tyro: pip install 'hkgraph[train]'"
-    ) from None
+  tyro = _import_tyro()
   complaint = io.StringIO()
   config = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
   try:
@@ -284,6 +380,16 @@ def _parse(
       raise
     hint = f' (see {prog} --help)'
     raise UserError(_condense(complaint.getvalue()) + hint) from None
+
+
+def _import_tyro() -> Any:
+  try:
+    import tyro
+  except ImportError:
+    raise UserError(
+      "the command line needs tyro: pip install 'hkgraph[train]'"
+    ) from None
+  return tyro
 
 
 def _condense(text: str) -> str:

@@ -40,6 +40,8 @@ class HelpTest(parameterized.TestCase):
     ('-h', 'hkgraph show'),
     ('train --help', 'delayed_recall'),
     ('train cartpole --help', '--learning-rate'),
+    ('train --env cartpole --help', '--clip-epsilon'),
+    ('train --env pgx:x --algo=pqn --help', '--epsilon-finish'),
     ('eval --help', '--episodes'),
     ('show --help', '--output'),
     ('--version', hkgraph.__version__),
@@ -69,6 +71,18 @@ class HelpTest(parameterized.TestCase):
       self.assertIn(f'(default: {task.total_steps})', text)
       self.assertIn(f'(default: {task.config.learning_rate})', text)
 
+  def test_options_are_those_of_the_algorithm(self):
+    ppo, pqn = (
+      _run('train', 'cartpole', *algo, '--help')[1]
+      for algo in ((), ('--algo', 'pqn'))
+    )
+    self.assertIn('--clip-epsilon', ppo)
+    self.assertNotIn('--clip-epsilon', pqn)
+    self.assertIn('--exploration-fraction', pqn)
+    for out in (ppo, pqn):
+      self.assertIn('--lambda ', out)
+      self.assertNotIn('--total-updates', out)
+
 
 class ErrorsTest(parameterized.TestCase):
   @parameterized.parameters(
@@ -77,6 +91,16 @@ class ErrorsTest(parameterized.TestCase):
     ('train', 'no task given'),
     ('train cartpol', "unknown task 'cartpol'; did you mean cartpole?"),
     ('train --seed 1 cartpole', "unknown task '--seed'"),
+    ('train cartpole --algo pq', "unknown algorithm 'pq'; did you mean pqn?"),
+    ('train cartpole --algo', 'no algorithm given'),
+    ('train bodies --algo pqn', "'bodies' has hyperparameters for ppo only"),
+    ('train cartpole --algo pqn --clip-epsilon 1', '--clip-epsilon'),
+    ('train --env', "'--env'"),
+    ('train --env cartpol --no-progress', "did you mean 'cartpole'"),
+    ('train cartpole --env cartpole', 'cartpole'),
+    ('train --env cartpole --network cnn', 'cnn'),
+    ('train --env bodies --algo pqn --no-progress', 'use PPO'),
+    ('train cartpole --total-updates 3', '--total-updates'),
     ('train cartpole --num-envs six', '--num-envs'),
     ('train cartpole --num-evs 6', 'did you mean --num-envs'),
     ('train cartpole --num-envs 7 --num-minibatches 2', '7 environments and 2'),
@@ -187,6 +211,31 @@ class TrainTest(parameterized.TestCase):
     self.assertEqual(code, 2)
     self.assertRegex(err, r'\A[^\n]*weights.npz is damaged[^\n]*\n\Z')
 
+  def test_an_environment_by_its_name(self):
+    run = self.dir / 'run'
+    code, out, err = _run(
+      *('train', '--env', 'delayed_recall', '--algo', 'pqn', *_SMALL),
+      *('--lambda', 0.5, '--network', 'gru', '--run-dir', run),
+    )
+    self.assertEqual((code, err), (0, ''))
+    self.assertIn(f'picture     {run / "learning_curve.png"}', out)
+    config = json.loads((run / 'config.json').read_text())
+    self.assertEqual((config['algorithm'], config['network']), ('pqn', 'gru'))
+    self.assertEqual(config['config']['lambda_'], 0.5)
+    code, out, err = _run('eval', run, '--episodes', 5, '--sampled')
+    self.assertEqual((code, err), (0, ''))
+    self.assertIn('(5 sampled episodes)', out)
+
+  def test_a_task_with_another_algorithm(self):
+    run = self.dir / 'run'
+    code, out, err = _run(
+      *('train', 'delayed_recall', '--algo', 'pqn', *_SMALL),
+      *('--run-dir', run),
+    )
+    self.assertEqual((code, err), (0, ''))
+    spec = tasks.find('delayed_recall', 'pqn').graph()
+    self.assertEqual(_run('show', run)[1], spec.summary() + '\n')
+
   def test_ctrl_c_ends_with_130_and_says_how_to_go_on(self):
     def press(logger, row):
       if row['update'] == 1:
@@ -210,6 +259,8 @@ class TrainTest(parameterized.TestCase):
         a = cli._new_run_dir('cartpole', 4)
         a.mkdir()
         b = cli._new_run_dir('cartpole', 4)
+      suite = cli._new_run_dir('navix:Navix/Empty-v0', 0)
+    self.assertRegex(str(suite), r'runs/navix-Navix-Empty-v0-seed0-')
     self.assertRegex(str(first), r'runs/cartpole-seed4-\d{8}-\d{6}$')
     self.assertEqual(a.name, 'cartpole-seed4-now')
     self.assertEqual(b.name, 'cartpole-seed4-now-2')

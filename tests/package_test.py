@@ -14,10 +14,11 @@ ROOT = pathlib.Path(hkgraph.__file__).parent
 PUBLIC = """
   Agent CategoricalHead Concat Connection Delay Filter GaussianNoise Graph
   GraphCore GraphError GraphSpec Map Merge Moments MultiCategoricalHead Network
-  NetworkState Normalizer PPOConfig Parallel PolicyValue Population
+  NetworkState Normalizer PPOConfig PQNConfig Parallel PolicyValue Population
   PopulationGraph Scale Split StatefulModule TanhNormalHead TimeStep
   TrainResult Trajectory batch_apply connection_params envs graph_network
-  make_head make_ppo policy_network replace_connection_params train transform
+  make_head make_ppo make_pqn policy_network replace_connection_params train
+  transform
 """.split()
 
 # From low to high; equals do not import each other, but within one package.

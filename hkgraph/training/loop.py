@@ -15,8 +15,7 @@ from hkgraph import network as network_lib
 from hkgraph.envs import protocol
 from hkgraph.graph import spec as spec_lib
 from hkgraph.learners import agent as agent_lib
-from hkgraph.learners import config as config_lib
-from hkgraph.training import evaluator, loggers, run_folder, setup
+from hkgraph.training import algorithms, evaluator, loggers, run_folder, setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +55,8 @@ class NonFiniteError(FloatingPointError):
 
 def train(
   env: protocol.Environment | str,
-  network: network_lib.Network | spec_lib.GraphSpec,
-  config: config_lib.PPOConfig,
+  network: network_lib.Network | spec_lib.GraphSpec | str,
+  config: setup.Config,
   *,
   total_steps: int,
   seed: int = 0,
@@ -80,16 +79,20 @@ def train(
   of a graph.
 
   Args:
-    env: A single environment, or the name of a built-in one.
-    network: A network with `PolicyValue` outputs; or a graph with the outputs
-      that `policy_network` asks for by default, and `value_KEY` for each key
-      of a dict of rewards.
-    config: Hyperparameters; `total_updates` is set here.
+    env: A single environment, or a name for `envs.make`.
+    network: A network whose outputs the learner takes: `PolicyValue` for PPO,
+      action values for PQN. Or a graph with the outputs that `policy_network`
+      (and `value_KEY` for each key of a dict of rewards) or `q_network` ask for
+      by default. Or the name of a usual network, one of
+      `default_networks.KINDS`.
+    config: Hyperparameters, a `PPOConfig` or a `PQNConfig`, that say which
+      learner it is; `total_updates` is set here.
     total_steps: Environment steps, all environments together; at least 1.
     seed: Decides everything that is random.
     run_dir: A folder that is empty or does not exist; None writes nothing.
     eval_episodes: Episodes of the deterministic evaluation; 0 for none.
-    normalize: Whether the observations of a graph are normalised.
+    normalize: Whether the observations of a graph or a usual network are
+      normalised.
     progress: Whether to show a bar; None shows it if rich is installed.
     logger: Gets one row of metrics per update; closed at the end.
 
@@ -102,8 +105,7 @@ def train(
       finite: a `FloatingPointError` that names what. The last good state is
       saved, and in its `result`.
   """
-  if not isinstance(config, config_lib.PPOConfig):
-    raise TypeError(f'`config` must be a PPOConfig, got {config!r}')
+  algorithms.of(config)
   protocol.check_int('total_steps', total_steps)
   protocol.check_int('eval_episodes', eval_episodes, minimum=0)
   per_update = config.num_envs * config.num_steps
@@ -112,13 +114,14 @@ def train(
   description = run_folder.Description(
     environment=env if isinstance(env, str) else None,
     graph=network if isinstance(network, spec_lib.GraphSpec) else None,
+    network=network if isinstance(network, str) else None,
     normalize=normalize,
     config=config,
     total_steps=total_steps,
     seed=seed,
   )
-  path = None if run_dir is None else run_folder.create(run_dir)
   env, agent = setup.build(env, network, config, normalize=normalize)
+  path = None if run_dir is None else run_folder.create(run_dir)
   init_key, eval_key = jax.random.split(jax.random.key(seed))
   update, state = setup.make_update(agent, env, config, init_key)
   if path:

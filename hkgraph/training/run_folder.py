@@ -1,6 +1,6 @@
 """The folder that a training leaves: everything to look at it and rebuild it.
 
-config.json         environment, hyperparameters, seed, versions
+config.json         environment, algorithm, hyperparameters, seed, versions
 graph.json, .png    the wiring, and its picture
 metrics.jsonl       one row per update
 learning_curve.png
@@ -25,8 +25,13 @@ from hkgraph import types
 from hkgraph.envs import protocol, wrappers
 from hkgraph.graph import spec as spec_lib
 from hkgraph.learners import agent as agent_lib
-from hkgraph.learners import config as config_lib
-from hkgraph.training import checkpoint, evaluator, loggers, setup
+from hkgraph.training import (
+  algorithms,
+  checkpoint,
+  evaluator,
+  loggers,
+  setup,
+)
 
 _PACKAGES = ('jax', 'dm-haiku', 'optax', 'rlax', 'distrax')
 
@@ -36,21 +41,24 @@ class Description:
   """What was trained, as `config.json` and `graph.json` hold it.
 
   Attributes:
-    environment: Name of a built-in environment; None if it was made by hand.
-    graph: The graph; None if the network was made by hand, or if the graph
-      holds functions without a public name.
-    normalize: Whether the graph's observations are normalised.
-    config: Hyperparameters.
+    environment: Name of the environment; None if it was made by hand.
+    graph: The graph; None if the network is another one, or if the graph holds
+      functions without a public name.
+    normalize: Whether the observations are normalised.
+    config: Hyperparameters; their class is the algorithm.
     total_steps: Environment steps that were asked for.
     seed: Of the training.
+    network: Name of a usual network, one of `default_networks.KINDS`; None if
+      the network is another one.
   """
 
   environment: str | None
   graph: spec_lib.GraphSpec | None
   normalize: bool
-  config: config_lib.PPOConfig
+  config: setup.Config
   total_steps: int
   seed: int
+  network: str | None = None
 
 
 def create(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -77,9 +85,11 @@ def write_description(path: pathlib.Path, description: Description) -> None:
       (path / 'graph.json').write_text(description.graph.to_json())
   document = {
     'environment': description.environment,
+    'network': description.network,
     'normalize': description.normalize,
     'total_steps': description.total_steps,
     'seed': description.seed,
+    'algorithm': algorithms.of(description.config).name,
     'config': dataclasses.asdict(description.config),
     'versions': _versions(),
   }
@@ -104,16 +114,20 @@ def read_description(path: str | os.PathLike[str]) -> Description:
   graph = _read_graph(path / 'graph.json')
   try:
     document = json.loads(file.read_text())
-    environment = document['environment']
-    if not isinstance(environment, str | None):
-      raise ValueError(f'`environment` must be a name, got {environment!r}')
+    # Folders of version 0.1.0 are all of PPO, and of no usual network.
+    document = {'algorithm': 'ppo', 'network': None} | document
+    for name in ('environment', 'network'):
+      if not isinstance(document[name], str | None):
+        raise ValueError(f'`{name}` must be a name, got {document[name]!r}')
+    algorithm = algorithms.ALGORITHMS[document['algorithm']]
     return Description(
-      environment=environment,
+      environment=document['environment'],
       graph=graph,
       normalize=document['normalize'],
-      config=config_lib.PPOConfig(**document['config']),
+      config=algorithm.config(**document['config']),
       total_steps=document['total_steps'],
       seed=document['seed'],
+      network=document['network'],
     )
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{file} is damaged: {error!r}') from error
@@ -184,7 +198,8 @@ def restore(
   """Rebuilds what a run folder describes.
 
   Args:
-    run_dir: A run folder of a built-in environment and a graph.
+    run_dir: A run folder of an environment by name, and a graph or a usual
+      network.
 
   Returns:
     Environment, agent, parameters and statistics.
@@ -195,7 +210,8 @@ def restore(
       environment or network were made by hand.
   """
   description = read_description(run_dir)
-  if description.environment is None or description.graph is None:
+  network = description.graph or description.network
+  if description.environment is None or network is None:
     raise ValueError(
       f'{str(run_dir)!r} cannot be rebuilt: its environment or network was '
       'made by hand; make them again and read the weights with '
@@ -203,7 +219,7 @@ def restore(
     )
   env, agent = setup.build(
     description.environment,
-    description.graph,
+    network,
     description.config,
     normalize=description.normalize,
   )

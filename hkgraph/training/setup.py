@@ -1,6 +1,6 @@
 """From what `train` takes to functions that run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,37 +12,46 @@ from hkgraph.envs import protocol, wrappers
 from hkgraph.graph import spec as spec_lib
 from hkgraph.learners import agent as agent_lib
 from hkgraph.learners import config as config_lib
-from hkgraph.learners import ppo
-from hkgraph.training import actor
+from hkgraph.training import actions, actor, algorithms, default_networks
 
+Config = config_lib.PPOConfig | config_lib.PQNConfig
 Update = Callable[[Any], tuple[Any, Any]]
 
 
 def build(
   env: protocol.Environment | str,
-  network: network_lib.Network | spec_lib.GraphSpec,
-  config: config_lib.PPOConfig,
+  network: network_lib.Network | spec_lib.GraphSpec | str,
+  config: Config,
   *,
   normalize: bool = False,
 ) -> tuple[protocol.Environment, agent_lib.Agent]:
-  """Makes environment and agent of what `train` takes."""
+  """Makes environment and agent of what `train` takes.
+
+  Raises:
+    ValueError: If the algorithm of `config` asks for finitely many actions and
+      the environment has others, or other ones than the network.
+  """
+  algorithm = algorithms.of(config)
   if isinstance(env, str):
     env = envs.make(env)
+  if algorithm.discrete:
+    actions.check_discrete(env.action_spec(), algorithm.name)
   if isinstance(network, spec_lib.GraphSpec):
-    reward_spec = env.reward_spec()
-    value = 'value'
-    if isinstance(reward_spec, Mapping):
-      value = {key: f'value_{key}' for key in reward_spec}
-    network = network_lib.policy_network(
-      network, env.action_spec(), value=value, normalize=normalize
+    network = algorithm.graph_network(network, env, normalize)
+  elif isinstance(network, str):
+    network = default_networks.make(
+      network, env, algorithm.discrete, normalize=normalize
     )
-  return env, ppo.make_ppo(network, config)
+  agent = algorithm.make(network, config)
+  if algorithm.discrete:
+    actions.check_number(network, env)
+  return env, agent
 
 
 def make_update(
   agent: agent_lib.Agent,
   env: protocol.Environment,
-  config: config_lib.PPOConfig,
+  config: Config,
   key: jax.Array,
 ) -> tuple[Update, Any]:
   """Makes the compiled update, and the state before the first one.

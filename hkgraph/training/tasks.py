@@ -1,13 +1,17 @@
 """The built-in tasks: environment, graph and hyperparameters that go together.
 
+A task is there once for each algorithm that can learn it.
+
 Made without JAX: a command line that lists them stays fast.
 """
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import typing
 
 from hkgraph.learners import config as config_lib
+from hkgraph.training import algorithms
 
 if typing.TYPE_CHECKING:
   from hkgraph.graph import spec as spec_lib
@@ -21,7 +25,7 @@ class Task:
     name: Of the task and of its environment.
     summary: What there is to learn, in a line.
     graph: Makes the graph of the network.
-    config: Hyperparameters.
+    config: Hyperparameters; their class is the algorithm.
     total_steps: Environment steps of a training.
     normalize: Whether observations are normalised.
   """
@@ -29,45 +33,52 @@ class Task:
   name: str
   summary: str
   graph: Callable[[], 'spec_lib.GraphSpec']
-  config: config_lib.PPOConfig
+  config: config_lib.PPOConfig | config_lib.PQNConfig
   total_steps: int
   normalize: bool = False
 
+  @property
+  def algorithm(self) -> str:
+    """Name of the algorithm."""
+    return algorithms.of(self.config).name
 
-def cartpole_graph(hidden: int = 64) -> 'spec_lib.GraphSpec':
-  """Input, a swish population with a delay-1 self-loop, two read-outs."""
+
+def cartpole_graph(
+  hidden: int = 64, *, q: bool = False
+) -> 'spec_lib.GraphSpec':
+  """Input, a swish population with a delay-1 self-loop, read-outs.
+
+  Args:
+    hidden: Size of the population.
+    q: Whether action values are read out, instead of policy and value.
+  """
   from hkgraph.graph import builder
 
   graph = builder.PopulationGraph()
   graph.add_input('state', 4, input_from='x')
   graph.add_population('hidden', hidden, activation='jax.nn.swish')
-  graph.add_output('policy', 2)
-  graph.add_output('value', 1)
   graph.connect('state', 'hidden')
   graph.connect('hidden', 'hidden', delay=1)
-  graph.connect('hidden', 'policy')
-  graph.connect('hidden', 'value')
+  _add_read_outs(graph, 2, q)
   return graph.finalize()
 
 
 def delayed_recall_graph(
-  delay: int = 8, num_cues: int = 4, hidden: int = 32
+  delay: int = 8, num_cues: int = 4, hidden: int = 32, *, q: bool = False
 ) -> 'spec_lib.GraphSpec':
   """A hidden population that sees the cue at once and after `delay` steps.
 
-  With `delay=0` it has no memory: the control, of the same size.
+  With `delay=0` it has no memory: the control, of the same size. With `q`
+  action values are read out, instead of policy and value.
   """
   from hkgraph.graph import builder
 
   graph = builder.PopulationGraph()
   graph.add_input('cue', num_cues, input_from='x')
   graph.add_population('hidden', hidden, activation='jax.nn.swish')
-  graph.add_output('policy', num_cues)
-  graph.add_output('value', 1)
   graph.connect('cue', 'hidden')
   graph.connect('cue', 'hidden', delay=delay)
-  graph.connect('hidden', 'policy')
-  graph.connect('hidden', 'value')
+  _add_read_outs(graph, num_cues, q)
   return graph.finalize()
 
 
@@ -90,13 +101,18 @@ def bodies_graph(num_bodies: int = 3, hidden: int = 32) -> 'spec_lib.GraphSpec':
   return graph.finalize()
 
 
-def _falling_to_zero(total_steps: int, **kwargs) -> config_lib.PPOConfig:
+def _add_read_outs(graph, num_actions: int, q: bool) -> None:
+  sizes = {'q': num_actions} if q else {'policy': num_actions, 'value': 1}
+  for name, size in sizes.items():
+    graph.add_output(name, size)
+    graph.connect('hidden', name)
+
+
+def _falling_to_zero(total_steps: int, config: type, **kwargs):
   """A configuration whose learning rate is 0 after `total_steps`."""
   per_update = kwargs['num_envs'] * kwargs['num_steps']
   total_updates = -(-total_steps // per_update)
-  return config_lib.PPOConfig(
-    schedule='linear', total_updates=total_updates, **kwargs
-  )
+  return config(schedule='linear', total_updates=total_updates, **kwargs)
 
 
 _CARTPOLE = Task(
@@ -105,6 +121,7 @@ _CARTPOLE = Task(
   graph=cartpole_graph,
   config=_falling_to_zero(
     500_000,
+    config_lib.PPOConfig,
     num_envs=64,
     num_steps=128,
     num_minibatches=8,
@@ -121,7 +138,11 @@ _DELAYED_RECALL = Task(
   summary='Name the cue that was shown eight steps ago; chance is 0.25.',
   graph=delayed_recall_graph,
   config=_falling_to_zero(
-    80_000, num_envs=32, num_steps=36, learning_rate=3e-3
+    80_000,
+    config_lib.PPOConfig,
+    num_envs=32,
+    num_steps=36,
+    learning_rate=3e-3,
   ),
   total_steps=80_000,
 )
@@ -132,6 +153,7 @@ _BODIES = Task(
   graph=bodies_graph,
   config=_falling_to_zero(
     300_000,
+    config_lib.PPOConfig,
     num_envs=32,
     num_steps=50,
     discount=0.9,
@@ -144,4 +166,50 @@ _BODIES = Task(
   normalize=True,
 )
 
+_CARTPOLE_PQN = dataclasses.replace(
+  _CARTPOLE,
+  graph=functools.partial(cartpole_graph, q=True),
+  config=_falling_to_zero(
+    400_000,
+    config_lib.PQNConfig,
+    num_envs=32,
+    num_steps=64,
+    num_minibatches=16,
+    num_epochs=4,
+    learning_rate=2e-3,
+  ),
+  total_steps=400_000,
+)
+
+_DELAYED_RECALL_PQN = dataclasses.replace(
+  _DELAYED_RECALL,
+  graph=functools.partial(delayed_recall_graph, q=True),
+  config=_falling_to_zero(
+    80_000,
+    config_lib.PQNConfig,
+    num_envs=32,
+    num_steps=36,
+    learning_rate=3e-3,
+  ),
+)
+
+# What a name stands for unless an algorithm is named: PPO learns every task.
 TASKS = {task.name: task for task in (_BODIES, _CARTPOLE, _DELAYED_RECALL)}
+_OTHERS = (_CARTPOLE_PQN, _DELAYED_RECALL_PQN)
+
+
+def find(name: str, algorithm: str) -> Task:
+  """Finds the task of a name for an algorithm.
+
+  Raises:
+    ValueError: If the task does not have the algorithm.
+  """
+  variants = [t for t in (*TASKS.values(), *_OTHERS) if t.name == name]
+  for task in variants:
+    if task.algorithm == algorithm:
+      return task
+  known = ', '.join(task.algorithm for task in variants)
+  raise ValueError(
+    f'the task {name!r} has hyperparameters for {known} only, got the '
+    f'algorithm {algorithm!r}'
+  )

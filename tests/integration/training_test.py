@@ -7,8 +7,8 @@ import pytest
 from hkgraph.training import evaluator, loop, setup, tasks
 
 
-def _train(name, graph=None, **kwargs):
-  task = tasks.TASKS[name]
+def _train(name, graph=None, algorithm='ppo', **kwargs):
+  task = tasks.find(name, algorithm)
   return loop.train(
     name,
     task.graph() if graph is None else graph,
@@ -22,14 +22,17 @@ def _train(name, graph=None, **kwargs):
 
 @pytest.mark.slow
 class TrainingTest(parameterized.TestCase):
-  @parameterized.parameters(range(5))
-  def test_cartpole_is_solved(self, seed):
-    evaluation = _train('cartpole', seed=seed).evaluation
+  @parameterized.product(algorithm=('ppo', 'pqn'), seed=range(5))
+  def test_cartpole_is_solved(self, algorithm, seed):
+    evaluation = _train('cartpole', None, algorithm, seed=seed).evaluation
     self.assertLen(evaluation.returns, 100)
     self.assertGreaterEqual(evaluation.mean, 475)
 
-  def test_a_delay_path_recalls_the_cue(self):
-    evaluation = _train('delayed_recall', eval_episodes=1000).evaluation
+  @parameterized.parameters('ppo', 'pqn')
+  def test_a_delay_path_recalls_the_cue(self, algorithm):
+    evaluation = _train(
+      'delayed_recall', None, algorithm, eval_episodes=1000
+    ).evaluation
     self.assertGreaterEqual(evaluation.mean, 0.95)
 
   def test_without_delays_and_loops_recall_stays_at_chance(self):

@@ -267,7 +267,7 @@ class LoopTest(parameterized.TestCase):
       _train(**kwargs)
 
 
-class GraphTest(absltest.TestCase):
+class GraphTest(parameterized.TestCase):
   """Graphs in place of networks, and run folders that can be rebuilt."""
 
   def test_a_run_of_a_graph_can_be_rebuilt(self):
@@ -296,6 +296,45 @@ class GraphTest(absltest.TestCase):
     chex.assert_trees_all_equal(statistics, state.statistics)
     self.assertEqual(env.action_spec().num_values, 4)
     self.assertNotEmpty(jax.tree.leaves(agent.initial_carry(2)))
+
+  @parameterized.parameters('graph', 'mlp', 'gru')
+  def test_a_run_of_pqn_can_be_rebuilt(self, kind):
+    graph = builder.PopulationGraph()
+    graph.add_input('sense', 4, input_from='x')
+    graph.add_output('q', 4)
+    graph.connect('sense', 'q', delay=2)
+    network = graph.finalize() if kind == 'graph' else kind
+    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), 'run')
+    config = config_lib.PQNConfig(
+      num_envs=4, num_steps=10, num_minibatches=2, num_epochs=1
+    )
+    result = _train(
+      *('delayed_recall', network, config),
+      total_steps=200,
+      run_dir=path,
+      normalize=True,
+      eval_episodes=4,
+    )
+    epsilons = [row['epsilon'] for row in result.metrics]
+    np.testing.assert_allclose(epsilons, [1.0, *[0.05] * 4], rtol=1e-6)
+    for row in result.metrics:
+      self.assertLess(row['value_deviation'], 1e-5)
+    self.assertTrue((path / 'learning_curve.png').exists())
+    self.assertEqual((path / 'graph.json').exists(), kind == 'graph')
+
+    _, agent, params, statistics = run_folder.restore(path)
+    state = result.learner_state
+    chex.assert_trees_all_equal(params, state.params)
+    chex.assert_trees_all_equal(statistics, state.statistics)
+    carry = bool(jax.tree.leaves(agent.initial_carry(2)))
+    self.assertEqual(carry, kind != 'mlp')
+
+  def test_nothing_is_left_of_a_training_that_cannot_begin(self):
+    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), 'run')
+    for env, network in (('cartpol', 'mlp'), ('cartpole', 'mpl')):
+      with self.assertRaisesRegex(ValueError, 'did you mean'):
+        _train(env, network, run_dir=path)
+    self.assertFalse(path.exists())
 
   def test_a_run_made_by_hand_says_so(self):
     path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), 'run')

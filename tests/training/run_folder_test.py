@@ -16,7 +16,7 @@ class DamageTest(parameterized.TestCase):
     folder = tempfile.TemporaryDirectory()
     self.addCleanup(folder.cleanup)
     self.path = pathlib.Path(folder.name)
-    description = run_folder.Description(
+    self.description = description = run_folder.Description(
       environment='cartpole',
       graph=tasks.TASKS['cartpole'].graph(),
       normalize=True,
@@ -46,6 +46,40 @@ class DamageTest(parameterized.TestCase):
     file.write_text(json.dumps(document))
     with self.assertRaisesRegex(ValueError, '`environment` must be a name'):
       run_folder.read_description(self.path)
+
+  def test_folders_of_the_first_version_are_of_ppo(self):
+    file = self.path / 'config.json'
+    document = json.loads(file.read_text())
+    self.assertEqual(document.pop('algorithm'), 'ppo')
+    self.assertIsNone(document.pop('network'))
+    file.write_text(json.dumps(document))
+    self.assertEqual(run_folder.read_description(self.path), self.description)
+
+  @parameterized.parameters(('algorithm', 'sarsa'), ('network', 3))
+  def test_what_nobody_wrote(self, name, value):
+    file = self.path / 'config.json'
+    document = json.loads(file.read_text()) | {name: value}
+    file.write_text(json.dumps(document))
+    with self.assertRaisesRegex(ValueError, f'is damaged.*{value}'):
+      run_folder.read_description(self.path)
+
+
+class DescriptionTest(absltest.TestCase):
+  def test_algorithm_and_usual_network_come_back(self):
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    path = pathlib.Path(folder.name)
+    description = run_folder.Description(
+      environment='cartpole',
+      graph=None,
+      normalize=False,
+      config=config.PQNConfig(num_envs=8),
+      total_steps=64,
+      seed=3,
+      network='gru',
+    )
+    run_folder.write_description(path, description)
+    self.assertEqual(run_folder.read_description(path), description)
 
 
 if __name__ == '__main__':

@@ -12,10 +12,14 @@ from hkgraph.training import setup, tasks
 
 
 class TasksTest(parameterized.TestCase):
-  @parameterized.parameters(*tasks.TASKS)
-  def test_parts_fit(self, name):
-    task = tasks.TASKS[name]
-    self.assertEqual(task.name, name)
+  @parameterized.parameters(
+    *((name, 'ppo') for name in tasks.TASKS),
+    ('cartpole', 'pqn'),
+    ('delayed_recall', 'pqn'),
+  )
+  def test_parts_fit(self, name, algorithm):
+    task = tasks.find(name, algorithm)
+    self.assertEqual((task.name, task.algorithm), (name, algorithm))
     self.assertIn(name, envs.NAMES)
     env, agent = setup.build(
       name, task.graph(), task.config, normalize=task.normalize
@@ -31,6 +35,12 @@ class TasksTest(parameterized.TestCase):
 
   def test_all_environments_have_a_task(self):
     self.assertEqual(sorted(tasks.TASKS), sorted(envs.NAMES))
+    for name, task in tasks.TASKS.items():
+      self.assertIs(tasks.find(name, 'ppo'), task)
+
+  def test_a_task_without_the_algorithm(self):
+    with self.assertRaisesRegex(ValueError, "'bodies'.* ppo only.*'pqn'"):
+      tasks.find('bodies', 'pqn')
 
   def test_cartpole_is_the_tutorials_graph(self):
     spec = tasks.TASKS['cartpole'].graph()
