@@ -130,13 +130,12 @@ def cast_like(tree: types.ArrayTree, like: types.ArrayTree) -> types.ArrayTree:
 
   For suites in which a step returns other dtypes than a reset does.
   """
-  return canonicalise(
-    jax.tree.map(
-      lambda x, y: x if jnp.result_type(x) == y.dtype else x.astype(y.dtype),
-      tree,
-      like,
-    )
-  )
+
+  def cast(leaf, like):
+    same = jnp.result_type(leaf) == like.dtype
+    return leaf if same else jnp.asarray(leaf).astype(like.dtype)
+
+  return canonicalise(jax.tree.map(cast, tree, like))
 
 
 def check_int(name: str, value: Any, minimum: int = 1) -> int:

@@ -1,8 +1,10 @@
 """Tests for `hkgraph.envs`: names, and what all environments share."""
 
 import functools
+import importlib
 import subprocess
 import sys
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 import chex
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkgraph import envs, types
-from hkgraph.envs import protocol, wrappers
+from hkgraph.envs import protocol, suites, wrappers
 
 
 def _random_actions(spec, key, batch):
@@ -45,10 +47,39 @@ class MakeTest(parameterized.TestCase):
     ):
       envs.make('cartpol')
 
-  @parameterized.parameters('zzz', '', None, 'wrappers', 'cartpole:v1')
+  @parameterized.parameters('zzz', '', None, 'wrappers', 3)
   def test_other_things_are_no_names(self, name):
     with self.assertRaisesRegex(ValueError, "'delayed_recall', got"):
       envs.make(name)
+
+  @parameterized.parameters(
+    ('gymnas:CartPole-v1', "suite, one of 'gymnasium', .*mean .*'gymnasium'"),
+    ('cartpole:v1', "must begin with a suite, one of 'gymnasium', 'gymnax'"),
+    ('gymnax', "as in 'gymnax:CartPole-v1'"),
+    ('zzz', "Others begin with a suite, as in 'gymnax:CartPole-v1'"),
+  )
+  def test_suites_are_told_of(self, name, message):
+    with self.assertRaisesRegex(ValueError, message):
+      envs.make(name)
+
+  @parameterized.parameters(*envs.SUITES)
+  def test_missing_package_is_answered_with_the_extra(self, suite):
+    absent = mock.patch.dict(sys.modules, {suite: None})
+    message = rf"pip install 'hkgraph\[{suite}\]'"
+    with absent, self.assertRaisesRegex(ImportError, message):
+      envs.make(f'{suite}:Some-v0')
+
+  @parameterized.parameters(*envs.SUITES)
+  def test_adapters_are_imported_without_their_packages(self, suite):
+    code = f'import sys; from hkgraph.envs import {suite}; '
+    code += f'assert {suite!r} not in sys.modules; assert {suite}.make'
+    subprocess.run([sys.executable, '-c', code], check=True)
+
+  def test_fault_within_a_package_is_not_taken_for_its_absence(self):
+    fault = ModuleNotFoundError("No module named 'flax'", name='flax')
+    broken = mock.patch.object(importlib, 'import_module', side_effect=fault)
+    with broken, self.assertRaisesRegex(ImportError, "^No module named 'flax'"):
+      suites.load('gymnax')
 
   def test_settings_are_passed_on(self):
     env = envs.make('delayed_recall', delay=2, num_cues=7)

@@ -41,6 +41,20 @@ class RowsTest(chex.TestCase):
     self.assertEqual(row.reward, 7)
     self.assertFalse(row.discount.weak_type or row.step_type.weak_type)
 
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters(
+    (False, False, types.StepType.MID, 1),
+    (False, True, types.StepType.LAST, 1),
+    (True, False, types.StepType.LAST, 0),
+    (True, True, types.StepType.LAST, 0),
+  )
+  def test_transition_that_truncates(self, over, cut, step_type, discount):
+    row = self.variant(protocol.transition)(
+      jnp.float32(7), jnp.ones(3), over, cut
+    )
+    self.assertEqual(row.step_type, step_type)
+    self.assertEqual(row.discount, discount)
+
   def test_zeros_like_spec(self):
     zeros = protocol.zeros_like_spec({'d': _DISCRETE, 'b': _BOX}, (5, 4))
     expected = {
@@ -93,6 +107,21 @@ class CanonicaliseTest(chex.TestCase):
     step = jax.jit(lambda x: protocol.canonicalise(x + jnp.float32(1)))
     step(step(protocol.canonicalise(reset())))
     self.assertEqual(step._cache_size(), 1)
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_cast_like_gives_the_dtypes_of_another_tree(self):
+    key = jax.random.key(0)
+    tree = {'a': 1.0, 'b': np.ones(2, np.int32), 'k': key, 'c': jnp.ones(3)}
+    like = {
+      'a': jnp.int32(0), 'b': jnp.zeros(2, bool), 'k': key, 'c': jnp.zeros(3)
+    }  # fmt: skip
+    out = self.variant(protocol.cast_like)(tree, like)
+    self.assertEqual(
+      jax.tree.map(lambda x: x.dtype, out),
+      jax.tree.map(lambda x: x.dtype, like),
+    )
+    self.assertEqual(out['a'], 1)
+    self.assertFalse(out['c'].weak_type)
 
 
 class CheckTest(chex.TestCase):

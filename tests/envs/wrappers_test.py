@@ -157,6 +157,22 @@ class TimeLimitTest(chex.TestCase):
       wrappers.TimeLimit(Fuse(), limit)
 
 
+class VectorizeFunctionTest(absltest.TestCase):
+  def test_pure_functions_are_vmapped(self):
+    self.assertIsInstance(wrappers.vectorize(Fuse(), 2), wrappers.Vectorize)
+
+  def test_what_brings_its_own_batch_is_asked_for_it(self):
+    class Host:
+      def vectorize(self, num_envs):
+        return ('own batch', num_envs)
+
+    self.assertEqual(wrappers.vectorize(Host(), 3), ('own batch', 3))
+
+  def test_a_batch_is_refused(self):
+    with self.assertRaisesRegex(ValueError, 'wraps a single environment'):
+      wrappers.vectorize(wrappers.vectorize(Fuse(), 2), 2)
+
+
 class VectorizeTest(chex.TestCase):
   def test_case_l_three_observations(self):
     _, rows = _rollout(_vector(2, 2), np.ones((5, 2), np.int32))
@@ -190,6 +206,37 @@ class VectorizeTest(chex.TestCase):
     np.testing.assert_array_equal(rows.observation[..., 0], expected['count'])
     np.testing.assert_array_equal(state.episode_length, expected['count'])
     np.testing.assert_array_equal(state.episode_return, expected['total'])
+
+  def test_resets_run_only_in_steps_in_which_one_is_due(self):
+    resets = []
+
+    class Counted(Fuse):
+      def reset(self, key):
+        jax.debug.callback(lambda _: resets.append(1), key)
+        return super().reset(key)
+
+    batch = wrappers.Vectorize(Counted(2), 3)
+    step = jax.jit(batch.step)
+    state, _ = jax.jit(batch.reset)(jax.random.key(0))
+    counts = []
+    for _ in range(6):
+      state, _ = jax.block_until_ready(step(state, jnp.ones(3, jnp.int32)))
+      jax.effects_barrier()
+      counts.append(len(resets) - 3)
+    self.assertEqual(counts, [0, 0, 3, 3, 3, 6])  # Rows 3 and 6 are FIRST.
+
+  def test_compiled_or_not_the_rows_are_the_same(self):
+    actions = np.array([[1, 2], [0, 1], [1, 0], [2, 2]], np.int32)
+    env = wrappers.Vectorize(wrappers.TimeLimit(Fuse(3), 2), 2)
+    step, state = jax.jit(env.step), env.reset(jax.random.key(0))[0]
+    loose = state
+    for action in actions:
+      state, row = step(state, action)
+      loose, loose_row = env.step(loose, action)
+      chex.assert_trees_all_equal(row, loose_row)
+    np.testing.assert_array_equal(
+      jax.random.key_data(state.key), jax.random.key_data(loose.key)
+    )
 
   def test_action_at_last_rows_is_ignored(self):
     actions = np.ones((8, 2), np.int32)
