@@ -91,12 +91,12 @@ def _q_encoder(kind: str, shape: tuple[int, ...] | None) -> Any:
 def _with_memory(kind: str, encoder: Any) -> Any:
   import haiku as hk
 
-  from hkgraph.modules import encoders, recurrent
+  from hkgraph.modules import recurrent, transformer
 
   if kind == 'gru':
     return recurrent.RecurrentEncoder(hk.GRU(_HIDDEN), encoder)
   if kind == 'transformer':
-    return encoders.TransformerEncoder(
+    return transformer.TransformerEncoder(
       encoder, _HIDDEN, num_heads=4, num_layers=1, context=_CONTEXT
     )
   return encoder

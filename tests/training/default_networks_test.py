@@ -109,7 +109,7 @@ class DefaultNetworksTest(parameterized.TestCase):
     self.assertNotEmpty(jax.tree.leaves(state.statistics))
 
   @parameterized.parameters(
-    ('cnn', VECTOR, "one of 'auto'.*got 'cnn'; did you mean 'conv'"),
+    ('con', VECTOR, "one of 'auto'.*got 'con'; did you mean 'conv'"),
     ('conv', VECTOR, r"one image \[H, W, C\].*'mlp'"),
     ('conv', DICT, r"one image \[H, W, C\].*'mlp'"),
   )
