@@ -91,6 +91,8 @@ class Navix:
   def observation_spec(self) -> specs.Array:
     seen, space = self._like[1], self._env.observation_space
     low, high = np.asarray(space.minimum), np.asarray(space.maximum)
+    if seen.dtype == np.int32:  # Categories: walls are -1, navix says from 0.
+      low = np.minimum(low, -1)
     if self._flatten:
       low, high = low.min(), high.max()
     return suites.array_spec(seen.shape, seen.dtype, low, high, 'observation')
