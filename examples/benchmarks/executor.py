@@ -82,19 +82,7 @@ def theirs(workload, batch, steps, repeats=7):
   from flax import nnx
   from nnx_ppo.networks.graph import PopulationGraph
 
-  activations = {None: None, 'tanh': jnp.tanh, 'swish': nnx.swish}
-  graph = PopulationGraph(nnx.Rngs(0))
-  for name, size, kind, key, activation in workload.populations:
-    options = {'activation': activations[activation]}
-    if kind == 'input':
-      graph.add_input(name, size, input_from=key, **options)
-    elif kind == 'output':
-      graph.add_output(name, size, **options)
-    else:
-      graph.add_population(name, size, **options)
-  for src, dst, delay in workload.connections:
-    graph.connect(src, dst, delay=delay)
-  graph.finalize()
+  graph = workloads.to_peer(workload, PopulationGraph, nnx)
   graphdef, params, rest = nnx.split(graph, nnx.Param, ...)
   state = graph.initialize_state(batch)
   x = observations(workload, batch)

@@ -107,3 +107,21 @@ def to_spec(workload: Workload) -> hg.GraphSpec:
   for src, dst, delay in workload.connections:
     graph.connect(src, dst, delay=delay)
   return graph.finalize()
+
+
+def to_peer(workload: Workload, graph_class, nnx):
+  """The graph as nnx-ppo's `PopulationGraph`; given, as it is optional."""
+  activations = {None: None, 'tanh': nnx.tanh, 'swish': nnx.swish}
+  graph = graph_class(nnx.Rngs(0))
+  for name, size, kind, key, activation in workload.populations:
+    options = {'activation': activations[activation]}
+    if kind == 'input':
+      graph.add_input(name, size, input_from=key, **options)
+    elif kind == 'output':
+      graph.add_output(name, size, **options)
+    else:
+      graph.add_population(name, size, **options)
+  for src, dst, delay in workload.connections:
+    graph.connect(src, dst, delay=delay)
+  graph.finalize()
+  return graph

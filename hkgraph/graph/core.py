@@ -177,7 +177,7 @@ class GraphCore(hk.RNNCore):
         run.walk(name)
     else:
       run.blocks()
-    outputs = {p.output_to: reader.one(p.name, 0) for p in self.spec.outputs}
+    outputs = {p.output_to: reader.each(p.name) for p in self.spec.outputs}
     return outputs, reader.next_state()
 
 

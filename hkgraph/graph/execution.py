@@ -1,6 +1,6 @@
 """One pass over a graph, block by block, for a step or a sequence alike."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,19 +43,26 @@ class Execution:
         run = self._walk_loop if block.is_custom else self._unroll_loop
         run(number, block)
         continue
+      arrived = {} if block.is_loop else self._arriving(block)
       for g in block.groups:
         if self.plan.groups[g].module or block.is_custom:
           for name in self.plan.groups[g].names:
             self.walk(name)
         else:
-          self.reader.put(g, self._activity(g, block))
+          self.reader.put(g, self._activity(g, block, arrived))
 
   # Groups.
 
-  def _activity(self, g: int, block: schedule_lib.Block) -> types.Array:
+  def _activity(
+    self,
+    g: int,
+    block: schedule_lib.Block,
+    arrived: Mapping[int, types.Array],
+  ) -> types.Array:
     """What a group gives, `[P, *lead, n]`, once all that it reads is there."""
-    buckets = [b for b in (*block.outer, *block.inner) if b.group == g]
-    x = self._drive(g, buckets)
+    buckets = block.joined if block.is_loop else block.outer
+    buckets = [b for b in buckets if b.group == g]
+    x = self._drive(g, buckets, arrived)
     group = self.plan.groups[g]
     shape = (len(group.names), *self.reader.lead, group.size)
     bias = self._bias(g, buckets)
@@ -64,12 +71,39 @@ class Execution:
     x = x if group.activation is None else group.activation(x)
     return x.astype(self.dtype)
 
+  def _arriving(self, block: schedule_lib.Block) -> dict[int, types.Array]:
+    """What each bucket from earlier blocks brings, by the bucket's id.
+
+    Buckets that read the same (say, policy and value) are one product.
+    """
+    alike: dict[Any, list[schedule_lib.Bucket]] = {}
+    for b in block.outer:
+      sources = tuple((r.group, r.near, r.delay) for r in b.reads)
+      alone = not sources or any(r.is_padded for r in b.reads)
+      alike.setdefault(id(b) if alone else sources, []).append(b)
+    arrived = {}
+    for buckets in alike.values():
+      if not buckets[0].reads:
+        continue
+      y = self._product(buckets)
+      sizes = [self.plan.groups[b.group].size for b in buckets]
+      parts = jax.lax.split(y, sizes, axis=-1) if len(sizes) > 1 else [y]
+      arrived |= zip(map(id, buckets), parts, strict=True)
+    return arrived
+
   def _drive(
-    self, g: int, buckets: Iterable[schedule_lib.Bucket]
+    self,
+    g: int,
+    buckets: Iterable[schedule_lib.Bucket],
+    arrived: Mapping[int, types.Array],
   ) -> types.Array | None:
     """The sum of what arrives over buckets, custom transforms and inputs."""
     names = self.plan.groups[g].names
-    parts = [(b.members, self._product(b)) for b in buckets if b.reads]
+    parts = [
+      (b.members, arrived[id(b)] if id(b) in arrived else self._product([b]))
+      for b in buckets
+      if b.reads
+    ]
     populations = [self.spec.population(name) for name in names]
     read = [i for i, p in enumerate(populations) if p.input_from is not None]
     if read:
@@ -83,6 +117,9 @@ class Execution:
 
   def _add(self, count, parts) -> types.Array | None:
     total = None
+    order = sum((members for members, _ in parts), ())
+    if len(parts) > 1 and order == tuple(range(count)):
+      return jnp.concatenate([x for _, x in parts])
     for members, x in parts:
       if members != tuple(range(count)):
         zeros = jnp.zeros((count, *x.shape[1:]), x.dtype)
@@ -98,27 +135,36 @@ class Execution:
     total = jnp.zeros((len(group.names), group.size), self.dtype)
     for bucket in buckets:
       for reads in bucket.reads:
-        b = self.biases[reads.pack]
-        if reads.is_padded:
-          b = jnp.pad(b, ((0, 1), (0, 0)))[jnp.array(reads.rows)]
+        b = products.rows_of(self.biases[reads.pack], reads)
         b = jnp.sum(b.reshape(len(bucket.members), -1, group.size), 1)
         total = total.at[jnp.array(bucket.members)].add(b)
     return total
 
-  def _product(self, bucket: schedule_lib.Bucket) -> types.Array:
-    """What arrives at the members of a bucket. Shape `[m, *lead, n]`."""
+  def _product(self, buckets: Sequence[schedule_lib.Bucket]) -> types.Array:
+    """What arrives at the members of buckets that read the same.
+
+    Returns:
+      Shape `[m, *lead, n]`, where `n` adds up the sizes over the buckets.
+    """
+    bucket = buckets[0]
     (reads, *others) = bucket.reads
-    stack = products.bucket_weights(bucket, self.weights)
+    stack = products.join(
+      [products.bucket_weights(b, self.weights) for b in buckets], 2
+    )
     if not others and _is_shared(reads):
       name = self.plan.groups[reads.group].names[reads.near[0][0]]
       x = self.reader.one(name, reads.delay[0][0])
       return _fan_out(x, stack)
     if not others and len(bucket.members) == 1 and not reads.is_padded:
-      x = self._read_all(reads)[0]
-      w = self.weights[reads.pack]
+      x = self._read_all(reads, whole=True)[0]
+      w = stack.reshape(reads.fan_in, -1, stack.shape[-1])
       if w.shape[-1] < w.shape[-2]:
         # Few outputs: add up small products rather than copy the inputs.
-        return jnp.sum(jnp.einsum('f...k,fkj->f...j', x, w), 0)[None]
+        y = jnp.sum(jnp.einsum('f...k,fkj->f...j', x, w), 0)[None]
+        return self.reader.trim(y)
+    if not others and reads.fan_in == 1 and self._is_all(reads):
+      x = self._read_all(reads, whole=True)[:, 0]
+      return self.reader.trim(jnp.einsum('q...k,qkj->q...j', x, stack))
     turn = self._turn(bucket, stack)
 
     def body(i, y):
@@ -144,12 +190,23 @@ class Execution:
       return self._read_all(reads)
     return self.reader.read(reads, rows)
 
-  def _read_all(self, reads: schedule_lib.Reads) -> types.Array:
-    """What all members read. Shape `[m, F, *lead, n]`."""
+  def _is_all(self, reads: schedule_lib.Reads) -> bool:
+    """Whether the members read a whole group, in its order and at once."""
     count = len(self.plan.groups[reads.group].names)
-    flat = sum(reads.near, ())
-    if flat == tuple(range(count)) and not any(map(any, reads.delay)):
-      x = self.reader.now(reads.group)
+    in_order = sum(reads.near, ()) == tuple(range(count))
+    return in_order and not any(map(any, reads.delay))
+
+  def _read_all(
+    self, reads: schedule_lib.Reads, whole: bool = False
+  ) -> types.Array:
+    """What all members read. Shape `[m, F, *lead, n]`.
+
+    Args:
+      reads: What they read.
+      whole: Whether rows of the past may come first, for `trim` to drop.
+    """
+    if self._is_all(reads):
+      x = (self.reader.rows if whole else self.reader.now)(reads.group)
       return x.reshape(len(reads.near), reads.fan_in, *x.shape[1:])
     rows = {
       'near': jnp.array(reads.near),
@@ -161,14 +218,15 @@ class Execution:
 
   def _unroll_loop(self, number: int, block: schedule_lib.Block) -> None:
     drives, biases, pasts = [], [], []
+    arrived = self._arriving(block)
     for g in block.groups:
       outer = [b for b in block.outer if b.group == g]
       inner = [b for b in block.inner if b.group == g]
-      drives.append(self._drive(g, outer))
+      drives.append(self._drive(g, outer, arrived))
       biases.append(self._bias(g, outer + inner))
       pasts.append(self.reader.past(g).astype(self.dtype))
     longest = max(block.groups, key=lambda g: self.plan.groups[g].length)
-    activities, lines = looped.unroll(
+    lines = looped.unroll(
       self.plan,
       number,
       self.weights,
@@ -177,8 +235,8 @@ class Execution:
       pasts,
       self.reader.age(longest),
     )
-    for g, x, line in zip(block.groups, activities, lines, strict=True):
-      self.reader.put_line(g, x, line)
+    for g, line in zip(block.groups, lines, strict=True):
+      self.reader.put_line(g, line)
 
   def _walk_loop(self, number: int, block: schedule_lib.Block) -> None:
     """A loop with custom parts: one scan, and in it connection by connection.

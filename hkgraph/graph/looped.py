@@ -42,7 +42,7 @@ def unroll(
   drives: Sequence[types.Array | None],
   pasts: Arrays,
   age: types.Array,
-) -> tuple[Arrays, Arrays]:
+) -> Arrays:
   """Runs a loop over a sequence.
 
   Args:
@@ -57,8 +57,8 @@ def unroll(
     age: Rows of the same episode before each row. Shape `[T, B]`, int32.
 
   Returns:
-    For each group the activities, `[P, T, B, n]`; and for each group the past
-    and then the activities, `[P, L + T, B, n]`, for delayed readers.
+    For each group a line: the past and then the activities. Shape
+    `[P, L + T, B, n]`.
   """
   static = plan, block
   return _unroll(
@@ -68,12 +68,7 @@ def unroll(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _unroll(static, weights, biases, drives, pasts, age):
-  lines, _ = _forward(static, weights, biases, drives, pasts, age, keep=False)
-  return _activities(lines, age), lines
-
-
-def _activities(lines, age):
-  return tuple(line[:, -age.shape[0] :] for line in lines)
+  return _forward(static, weights, biases, drives, pasts, age, keep=False)[0]
 
 
 def _unroll_fwd(static, weights, biases, drives, pasts, age):
@@ -90,20 +85,15 @@ def _unroll_fwd(static, weights, biases, drives, pasts, age):
   )
   present = tuple(() if d is None else None for d in drives)
   wanted = () if wanted else None  # Known while tracing: as structure.
-  outputs = _activities(lines, age), lines
-  return outputs, (weights, lines, inputs, age, present, wanted)
+  return lines, (weights, lines, inputs, age, present, wanted)
 
 
 def _unroll_bwd(static, residuals, cotangents):
   weights, lines, inputs, age, absent, wanted = residuals
-  now, later = cotangents
   loop = _Loop(static, lines, age)
-  deltas, d_pasts = _backward(
-    loop, weights, lines, inputs, _cotangents(loop, now, later), wanted
-  )
+  deltas, d_pasts = _backward(loop, weights, lines, inputs, cotangents, wanted)
   d_weights = _weight_gradients(loop, weights, lines, deltas)
-  num_rows = age.shape[0]
-  deltas = [d[:, :num_rows] for d in deltas]
+  deltas = [d[:, n:] for d, n in zip(deltas, loop.lengths, strict=True)]
   d_biases = tuple(jnp.sum(d, (1, 2)) for d in deltas)
   d_drives = tuple(
     None if a == () else d for a, d in zip(absent, deltas, strict=True)
@@ -122,18 +112,10 @@ class _Loop:
     self.block = self.plan.blocks[index]
     self.local = {g: i for i, g in enumerate(self.block.groups)}
     self.groups = [self.plan.groups[g] for g in self.block.groups]
+    self.lengths = [group.length for group in self.groups]
     self.num_rows, self.batch_size = age.shape
     self.age = age
     self.dtype = lines[0].dtype
-    self.inner_length = max(
-      (
-        d for b in self.block.inner for r in b.reads for x in r.delay for d in x
-      ),
-      default=0,
-    )
-    # Rows beyond the last know nothing.
-    room = ((0, self.inner_length), (0, 0))
-    self.later_age = jnp.pad(age, room, constant_values=-1)
 
   def turn(self, bucket, rows: int) -> int:
     """Members whose inputs are brought together at a time."""
@@ -210,12 +192,15 @@ def _forward(static, weights, biases, drives, pasts, age, keep):
   loop = _Loop(static, pasts, age)
   shape = loop.num_rows, loop.batch_size
   lines = tuple(_with_room(past, loop.num_rows) for past in pasts)
-  inputs = tuple(
-    jnp.zeros((len(g.names), *shape, g.size), loop.dtype)
-    if keep and g.activation not in _FROM_OUTPUT
-    else None
-    for g in loop.groups
-  )
+
+  def room(group, drive):
+    if not keep or group.activation in _FROM_OUTPUT:
+      return None
+    if drive is not None:
+      return drive  # Each row is overwritten once it has been read.
+    return jnp.zeros((len(group.names), *shape, group.size), loop.dtype)
+
+  inputs = tuple(map(room, loop.groups, drives))
   stacks = [
     products.bucket_weights(bucket, weights) for bucket in loop.block.inner
   ]
@@ -234,7 +219,7 @@ def _forward(static, weights, biases, drives, pasts, age, keep):
 def _forward_group(loop, g, buckets, biases, drives, carry, t, age_t):
   """One step of one group: `(lines, inputs)` with its members written."""
   group = loop.groups[g]
-  lengths = [group.length for group in loop.groups]
+  lengths = loop.lengths
 
   def product(bucket, stack, lines, i, turn):
     def slot(reads, delay):
@@ -254,7 +239,9 @@ def _forward_group(loop, g, buckets, biases, drives, carry, t, age_t):
     lines, inputs = carry
     y += _members(biases[g], p)[:, None]
     if drives[g] is not None:
-      y += _at(drives[g], p, t)
+      y += _at(drives[g] if inputs[g] is None else inputs[g], p, t)
+    # Read before it is overwritten, or the whole array would be copied.
+    y = lax.optimization_barrier(y)
     out = y if group.activation is None else group.activation(y)
     lines = _put(lines, g, p, t + lengths[g], out.astype(loop.dtype))
     if inputs[g] is not None:
@@ -266,39 +253,19 @@ def _forward_group(loop, g, buckets, biases, drives, carry, t, age_t):
   )
 
 
-def _cotangents(loop, now, later):
-  """What each row `[P, T, B, n]` and each past `[P, L, B, n]` is told.
-
-  None stands for zeros.
-  """
-  rows, pasts = [], []
-  for group, y, line in zip(loop.groups, now, later, strict=True):
-    y, line = (None if _is_zero(ct) else ct for ct in (y, line))
-    if line is not None:
-      pasts.append(line[:, : group.length])
-      line = line[:, group.length :]
-      y = line if y is None else y + line
-    else:
-      pasts.append(None)
-    rows.append(y)
-  return rows, pasts
-
-
 def _is_zero(cotangent):
   return isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
 
 
 def _backward(loop, weights, lines, inputs, cotangents, wanted):
-  """Gradients of the integrated inputs, and of the past if wanted."""
-  cotangents, past_cotangents = cotangents
-  lengths = [group.length for group in loop.groups]
-  # Beyond the last row nothing is known: zeros to be read from.
+  """Gradients of the integrated inputs, and of the past if wanted.
+
+  The former take the place of the cotangents, row by row, after the rows of
+  the past. Shape `[P, L + T, B, n]`.
+  """
   deltas = tuple(
-    jnp.zeros(
-      (len(g.names), loop.num_rows + loop.inner_length, *line.shape[2:]),
-      loop.dtype,
-    )
-    for g, line in zip(loop.groups, lines, strict=True)
+    jnp.zeros(line.shape, loop.dtype) if _is_zero(ct) else ct.astype(loop.dtype)
+    for line, ct in zip(lines, cotangents, strict=True)
   )
   stacks = [
     _transposed_weights(loop.plan, bucket, weights)
@@ -309,15 +276,18 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
     for g, buckets in loop.by_group(loop.block.transposed, stacks):
 
       def finish(y, p, deltas, g=g):
-        if cotangents[g] is not None:
-          y += _at(cotangents[g], p, t)
+        row = t + loop.lengths[g]
+        if not _is_zero(cotangents[g]):
+          y += _at(deltas[g], p, row)
+        # Read before it is overwritten, or the whole array would be copied.
+        y = lax.optimization_barrier(y)
         y = _through_activation(
           loop.groups[g].activation,
-          lambda: _at(lines[g], p, t + lengths[g]),
+          lambda: _at(lines[g], p, row),
           lambda: _at(inputs[g], p, t),
           y,
         )
-        return _put(deltas, g, p, t, y)
+        return _put(deltas, g, p, row, y)
 
       def product(bucket, stack, deltas, i, turn):
         return _flow_back(loop, bucket, stack, deltas, t, i, turn)
@@ -327,13 +297,7 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
 
   rows = jnp.arange(loop.num_rows)
   deltas, _ = lax.scan(step, deltas, rows, reverse=True)
-  shapes = [
-    (len(g.names), g.length, loop.batch_size, g.size) for g in loop.groups
-  ]
-  d_pasts = tuple(
-    jnp.zeros(shape, loop.dtype) if ct is None else ct
-    for shape, ct in zip(shapes, past_cotangents, strict=True)
-  )
+  d_pasts = tuple(d[:, :n] for d, n in zip(deltas, loop.lengths, strict=True))
   if wanted is not None:
     d_pasts = _past_gradients(loop, stacks, deltas, d_pasts)
   return deltas, d_pasts
@@ -342,13 +306,16 @@ def _backward(loop, weights, lines, inputs, cotangents, wanted):
 def _flow_back(loop, bucket, stack, deltas, t, i, turn):
   """What reaches members of a bucket at row `t` from the rows after it."""
 
+  def row_of(delay):
+    return jnp.clip(t + delay, 0, loop.num_rows - 1)
+
   def slot(reads, delay):
-    return jnp.maximum(t + delay, 0)
+    return row_of(delay) + loop.lengths[loop.local[reads.group]]
 
   def known(delay):
     # A read by row `t + delay` counts if that row exists and knows row `t`.
-    row = t + delay
-    return (row >= 0) & (loop.later_age[jnp.maximum(row, 0)] >= delay)
+    exists = row_of(delay) == t + delay
+    return exists & (loop.age[row_of(delay)] >= delay)
 
   read = loop.reader(deltas, slot, known)
   x = products.side_by_side(bucket, read, i, turn)
@@ -360,7 +327,7 @@ def _flow_back(loop, bucket, stack, deltas, t, i, turn):
 
 def _past_gradients(loop, stacks, deltas, d_pasts):
   """Adds to `d_pasts` what reaches the rows before the first."""
-  lengths = [group.length for group in loop.groups]
+  lengths = loop.lengths
 
   def step(d_pasts, t):
     for bucket, stack in zip(loop.block.transposed, stacks, strict=True):
@@ -376,7 +343,7 @@ def _past_gradients(loop, stacks, deltas, d_pasts):
       d_pasts = _put(d_pasts, g, members, row, y)
     return d_pasts, None
 
-  before = jnp.arange(-loop.inner_length, 0)
+  before = jnp.arange(-max(lengths), 0)
   return lax.scan(step, d_pasts, before)[0]
 
 
@@ -395,7 +362,11 @@ def _weight_gradients(loop, weights, lines, deltas):
     for reads in bucket.reads:
       g, h = loop.local[bucket.group], loop.local[reads.group]
       stack = _weight_gradient(
-        loop, bucket, reads, lines[h], loop.groups[h].length, deltas[g]
+        loop,
+        bucket,
+        reads,
+        (lines[h], deltas[g]),
+        (loop.lengths[h], loop.lengths[g]),
       )
       shape = gradients[reads.pack].shape
       stack = stack.reshape(-1, *shape[1:])
@@ -406,8 +377,9 @@ def _weight_gradients(loop, weights, lines, deltas):
   return tuple(gradients)
 
 
-def _weight_gradient(loop, bucket, reads, line, length, delta):
+def _weight_gradient(loop, bucket, reads, arrays, lengths):
   """Shape `[m, F, in, out]`; a turn reads what fits, `span` rows at a time."""
+  (line, delta), (length, room) = arrays, lengths
   n_in, n_out = line.shape[-1], delta.shape[-1]
   fan_in, num_rows = reads.fan_in, loop.num_rows
   each = loop.batch_size * fan_in * n_in * loop.dtype.itemsize
@@ -432,7 +404,7 @@ def _weight_gradient(loop, bucket, reads, line, length, delta):
       known = age[None, None] >= delay[..., None, None]  # [q, F, span, B]
       x = _spans(line, near, t + length - delay, span)
       x = jnp.where(known[..., None], x, 0)
-      d = _spans(delta, p, jnp.full_like(p, t), span)
+      d = _spans(delta, p, jnp.full_like(p, t + room), span)
       x = x.reshape(turn, fan_in, span * loop.batch_size, n_in)
       d = d.reshape(turn, span * loop.batch_size, n_out)
       # The small one is turned over, the wide one stays as it lies.

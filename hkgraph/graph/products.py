@@ -38,12 +38,22 @@ def bucket_weights(
   """
   parts = []
   for reads in bucket.reads:
-    stack = weights[reads.pack]
-    if reads.is_padded:
-      stack = with_zero(stack)[jnp.array(reads.rows)]
+    stack = rows_of(weights[reads.pack], reads)
     m = len(bucket.members)
     parts.append(stack.reshape(m, -1, stack.shape[-1]))
   return join(parts, 1)
+
+
+def rows_of(stack: types.Array, reads: schedule_lib.Reads) -> types.Array:
+  """The rows of a stack that reads go with, zeros for padding.
+
+  Returns:
+    Shape `[m * F, ...]`.
+  """
+  rows = sum(reads.rows, ())
+  if rows == tuple(range(rows[0], rows[0] + len(rows))):
+    return lax.slice_in_dim(stack, rows[0], rows[0] + len(rows))
+  return with_zero(stack)[jnp.array(rows)]
 
 
 def side_by_side(
@@ -111,4 +121,4 @@ def join(parts, axis):
 
 
 def with_zero(stack):
-  return jnp.pad(stack, ((0, 1), (0, 0), (0, 0)))
+  return jnp.pad(stack, [(0, 1)] + [(0, 0)] * (stack.ndim - 1))

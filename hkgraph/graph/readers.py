@@ -37,6 +37,7 @@ class Reader(abc.ABC):
     self.state = state
     self._arrays: dict[int, types.Array] = {}
     self._single: dict[str, types.Array] = {}
+    self._parts: dict[int, list[types.Array]] = {}
 
   def put(self, group: int, array: types.Array) -> None:
     """Keeps the activities of a group. Shape `[P, *lead, n]`."""
@@ -59,9 +60,25 @@ class Reader(abc.ABC):
     group, i = self.plan.position(name)
     if delay:
       return self._delayed_one(group, i, delay)
-    if group in self._arrays:
-      return self._arrays[group][i]
-    return self._single[name]
+    return self._single[name] if name in self._single else self.now(group)[i]
+
+  def rows(self, group: int) -> types.Array:
+    """As `now`, but rows of the past may come first: `trim` drops them."""
+    return self.now(group)
+
+  def trim(self, y: types.Array) -> types.Array:
+    """Drops what was made from the rows of the past, along axis 1."""
+    return y
+
+  def each(self, name: str) -> types.Array:
+    """As `one` without delay, for callers that ask for all of a group."""
+    group, i = self.plan.position(name)
+    if group not in self._parts:
+      # A split has a concatenation as its derivative, an index a sum.
+      array = self.now(group)
+      parts = lax.split(array, [1] * array.shape[0], axis=0)
+      self._parts[group] = [jnp.squeeze(part, 0) for part in parts]
+    return self._parts[group][i]
 
   def read(
     self, reads: schedule_lib.Reads, rows: dict[str, types.Array]
@@ -117,6 +134,12 @@ class StepReader(Reader):
 
   def _delayed(self, group, near, delay):
     past = self.state[state_name(group)]
+    if self.plan.groups[group].length == 1:
+      # A ring of one slot: what every element wrote last is in plain sight.
+      known = past.age[:, None, None] >= 1
+      x = jnp.where(known, past.values[:, 0], 0)
+      x = x.at[:, near].get(mode='promise_in_bounds')
+      return jnp.moveaxis(x, 0, 2)
     batch = jnp.arange(self.lead[0])
     near, delay = near[..., None], delay[..., None]
     slot = past.position[None, None] - delay
@@ -167,16 +190,23 @@ class SequenceReader(Reader):
       past = self.past(group).astype(array.dtype)
       self._lines[group] = jnp.concatenate([past, array], 1)
 
-  def put_line(self, group: int, array: types.Array, line: types.Array) -> None:
-    """Keeps activities of a group, and the past before them in a line.
-
-    Args:
-      group: The group.
-      array: Shape `[P, T, B, n]`.
-      line: Shape `[P, L + T, B, n]`.
-    """
-    super().put(group, array)
+  def put_line(self, group: int, line: types.Array) -> None:
+    """Keeps the past and the activities of a group. `[P, L + T, B, n]`."""
     self._lines[group] = line
+    if not self.plan.groups[group].length:
+      super().put(group, line)
+
+  def now(self, group):
+    if group not in self._arrays:
+      self._arrays[group] = self.trim(self._lines[group])
+    return self._arrays[group]
+
+  def rows(self, group):
+    return self._lines.get(group, self._arrays.get(group))
+
+  def trim(self, y):
+    first = y.shape[1] - self.lead[0]
+    return y[:, first:] if first else y
 
   def _delayed_one(self, group, i, delay):
     start = self.plan.groups[group].length - delay

@@ -120,6 +120,9 @@ class Block:
     outer: Buckets of the connections from earlier blocks.
     inner: Buckets of the connections within a loop, in order of execution;
       every group of the loop appears.
+    joined: The buckets of a single step through a loop: those of `inner`, each
+      with what its members read from earlier blocks at its side, and those of
+      `outer` that do not go with them.
     transposed: The same connections seen from their sources, in the order in
       which gradients flow.
   """
@@ -129,6 +132,7 @@ class Block:
   is_custom: bool
   outer: tuple[Bucket, ...]
   inner: tuple[Bucket, ...]
+  joined: tuple[Bucket, ...]
   transposed: tuple[Bucket, ...]
 
 
@@ -234,13 +238,16 @@ class _Planner:
       or any(c.transform for c in inner)
     )
     groups = self._add_groups(names, inner)
+    outer = self._buckets(groups, outer, together=False)
+    inner = self._buckets(groups, inner, together=True) if is_loop else ()
     self.blocks.append(
       Block(
         groups=groups,
         is_loop=is_loop,
         is_custom=is_custom,
-        outer=self._buckets(groups, outer, together=False),
-        inner=self._buckets(groups, inner, together=True) if is_loop else (),
+        outer=outer,
+        inner=inner,
+        joined=tuple(_join(outer, inner)),
         transposed=(),
       )
     )
@@ -440,6 +447,36 @@ def _cut(widths: dict[int, tuple[int, ...]]) -> list[list[int]]:
     parts.append([i for i, width in widths.items() if width in inside])
     start = stop
   return parts
+
+
+def _join(outer: Sequence[Bucket], inner: Sequence[Bucket]) -> Iterable[Bucket]:
+  """Puts outer buckets at the side of inner ones, as far as they fit."""
+  beside: dict[Bucket, list[Reads]] = {bucket: [] for bucket in inner}
+  for bucket in outer:
+    mine = [b for b in inner if b.group == bucket.group]
+    shared = [set(b.members) & set(bucket.members) for b in mine]
+    fits = all(
+      not s or len(s) == len(b.members)
+      for s, b in zip(shared, mine, strict=True)
+    )
+    if not (mine and fits):
+      yield bucket
+      continue
+    for b in mine:
+      if b.members[0] in bucket.members:
+        beside[b] += [_part(bucket, reads, b.members) for reads in bucket.reads]
+  for b, reads in beside.items():
+    yield Bucket(b.group, b.members, (*b.reads, *reads))
+
+
+def _part(bucket: Bucket, reads: Reads, members: tuple[int, ...]) -> Reads:
+  """What some members of a bucket read."""
+  rows = [bucket.members.index(i) for i in members]
+  near, delay, weights = (
+    tuple(table[i] for i in rows)
+    for table in (reads.near, reads.delay, reads.rows)
+  )
+  return Reads(reads.group, near, delay, weights, reads.pack)
 
 
 def _table(rows: Sequence, width: int, field: Callable, fill: int) -> Table:

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from hkgraph import types
-from hkgraph.losses import masked, trees
+from hkgraph import trees, types
+from hkgraph.losses import masked
 
 
 @chex.dataclass(frozen=True, mappable_dataclass=False)

@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from hkgraph import types
-from hkgraph.losses import trees
+from hkgraph import trees, types
 
 
 def td_lambda(

@@ -5,7 +5,7 @@ trees of arrays with the batch's leading axes, so that they can leave a jitted
 function or a scan, and `jax.tree.map(lambda x: x[i], policy)` picks rows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chex
@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkgraph import types
+from hkgraph import trees, types
 
 Policy = Any  # distrax.Distribution | dict[str, distrax.Distribution]
 
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(8)
-_WEIGHTS = _WEIGHTS / np.sum(_WEIGHTS)
+# The positive half of the nodes, and weights of a node and its mirror image.
+_NODES, _WEIGHTS = (x[4:] for x in np.polynomial.hermite_e.hermegauss(8))
+_WEIGHTS = _WEIGHTS / (2 * np.sum(_WEIGHTS))
 
 
 def categorical(logits: types.Array) -> distrax.Categorical:
@@ -145,8 +146,8 @@ class TanhNormal(distrax.Distribution):
     shape = (1,) * self.loc.ndim + (-1,)
     nodes = jnp.asarray(_NODES, self.loc.dtype).reshape(shape)
     weights = jnp.asarray(_WEIGHTS, self.loc.dtype).reshape(shape)
-    u = self.loc[..., None] + self.scale[..., None] * nodes
-    log_slope = jnp.sum(weights * _log_tanh_slope(u), axis=-1)
+    loc, step = self.loc[..., None], self.scale[..., None] * nodes
+    log_slope = jnp.sum(weights * _log_slopes(loc + step, loc - step), axis=-1)
     return jnp.sum(self._normal.entropy() + log_slope, axis=-1) + self._log_half
 
   def mode(self) -> types.Array:
@@ -198,15 +199,13 @@ def sample(policy: Policy, key: types.Array) -> types.ArrayTree:
   if not isinstance(policy, Mapping):
     return policy.sample(seed=key)
   keys = jax.random.split(key, len(policy))
-  return {
-    name: policy[name].sample(seed=key)
-    for name, key in zip(sorted(policy), keys, strict=True)
-  }
+  keys = dict(zip(sorted(policy), keys, strict=True))
+  return trees.map_heads(lambda p, k: p.sample(seed=k), policy=policy, key=keys)
 
 
 def mode(policy: Policy) -> types.ArrayTree:
   """Returns the greedy action of each row, in the policy's own space."""
-  return _per_head(lambda head: head.mode(), policy)
+  return trees.map_heads(lambda p: p.mode(), policy=policy)
 
 
 def log_prob(policy: Policy, action: types.ArrayTree) -> types.ArrayTree:
@@ -223,12 +222,14 @@ def log_prob(policy: Policy, action: types.ArrayTree) -> types.ArrayTree:
   Raises:
     ValueError: If policy and action do not have the same keys.
   """
-  return _per_head(lambda head, a: head.log_prob(a), policy, action)
+  return trees.map_heads(
+    lambda p, a: p.log_prob(a), policy=policy, action=action
+  )
 
 
 def entropy(policy: Policy) -> types.ArrayTree:
   """Computes the entropy of each row, a dict if the policy is one."""
-  return _per_head(lambda head: head.entropy(), policy)
+  return trees.map_heads(lambda p: p.entropy(), policy=policy)
 
 
 def to_environment(policy: Policy, action: types.ArrayTree) -> types.ArrayTree:
@@ -249,30 +250,23 @@ def to_environment(policy: Policy, action: types.ArrayTree) -> types.ArrayTree:
   def convert(head, a):
     return head.to_environment(a) if hasattr(head, 'to_environment') else a
 
-  return _per_head(convert, policy, action)
-
-
-def _per_head(
-  fn: Callable[..., Any], policy: Policy, *actions: types.ArrayTree
-) -> types.ArrayTree:
-  if not isinstance(policy, Mapping):
-    return fn(policy, *actions)
-  for action in actions:
-    given = sorted(action) if isinstance(action, Mapping) else 'none'
-    if given != sorted(policy):
-      raise ValueError(
-        f'The action needs the keys of the policy, {sorted(policy)}, got '
-        f'{given}.'
-      )
-  return {
-    name: fn(policy[name], *(action[name] for action in actions))
-    for name in sorted(policy)
-  }
+  return trees.map_heads(convert, policy=policy, action=action)
 
 
 def _log_tanh_slope(u: types.Array) -> types.Array:
   """Computes `log(1 - tanh(u)^2)` without cancellation."""
   return distrax.Tanh().forward_log_det_jacobian(u)
+
+
+def _log_slopes(u: types.Array, v: types.Array) -> types.Array:
+  """Computes `log(1 - tanh(u)^2) + log(1 - tanh(v)^2)`, to rounding of 1.
+
+  With `1 - tanh(u)^2 = 4 e / (1 + e)^2` for `e = exp(-2 |u|)`; the nodes of an
+  entropy are many, and a single logarithm is cheap.
+  """
+  beyond = jnp.abs(u) + jnp.abs(v)
+  both = (1 + jnp.exp(-2 * jnp.abs(u))) * (1 + jnp.exp(-2 * jnp.abs(v)))
+  return float(4 * np.log(2)) - 2 * (beyond + jnp.log(both))
 
 
 def _round_inward(

@@ -78,6 +78,8 @@ def write(history: History, value: types.ArrayTree) -> History:
   batch = jnp.arange(history.position.shape[0])
 
   def put(values, value):
+    if length == 1:
+      return value[:, None].astype(values.dtype)
     return values.at[batch, history.position].set(
       value.astype(values.dtype), unique_indices=True, mode='promise_in_bounds'
     )

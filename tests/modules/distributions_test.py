@@ -385,7 +385,7 @@ class InterfaceTest(chex.TestCase):
     policy = {'arm': distributions.categorical(jnp.zeros(3))}
     with self.assertRaisesRegex(ValueError, r"\['arm'\].*\['leg'\]"):
       fn(policy, {'leg': jnp.zeros((), int)})
-    with self.assertRaisesRegex(ValueError, r"\['arm'\].*none"):
+    with self.assertRaisesRegex(ValueError, r"\['arm'\].*no keys"):
       fn(policy, jnp.zeros((), int))
 
 

@@ -38,8 +38,12 @@ def check_same_keys(**trees: Any) -> None:
 def map_heads(fn: Callable[..., Any], **trees: Any) -> Any:
   """Applies `fn` to the entries of dicts of the same keys, or to no dicts.
 
+  Entries of like structure, shapes and dtypes are stacked and `fn` is vmapped
+  over them: a program of many heads is no longer than that of one.
+
   Args:
-    fn: Takes one entry of every tree, in the order given.
+    fn: Takes one entry of every tree, in the order given: arrays, or trees of
+      them, a distribution say.
     **trees: Dicts of the same keys, or none is a dict.
 
   Returns:
@@ -52,9 +56,40 @@ def map_heads(fn: Callable[..., Any], **trees: Any) -> Any:
   first, *_ = trees.values()
   if not isinstance(first, Mapping):
     return fn(*trees.values())
-  return {
-    key: fn(*(tree[key] for tree in trees.values())) for key in sorted(first)
-  }
+  entries = {k: tuple(t[k] for t in trees.values()) for k in sorted(first)}
+  results = {}
+  for keys in _alike(entries):
+    if len(keys) == 1:
+      results[keys[0]] = fn(*entries[keys[0]])
+      continue
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *(entries[k] for k in keys))
+    leaves, structure = jax.tree.flatten(jax.vmap(fn)(*stacked))
+    parts = zip(*(_unstack(leaf) for leaf in leaves), strict=True)
+    results |= zip(keys, map(structure.unflatten, parts), strict=True)
+  return {key: results[key] for key in entries}
+
+
+def _alike(entries: Mapping[str, Any]) -> list[list[str]]:
+  """Keys of entries that can be stacked, together."""
+  kinds: list[tuple[Any, list[str]]] = []
+  for key, entry in entries.items():
+    leaves, structure = jax.tree.flatten(entry)
+    kind = (
+      structure,
+      [(x.shape, x.dtype) if isinstance(x, jax.Array) else key for x in leaves],
+    )
+    # Compared, not hashed: the structure of a distribution has no hash.
+    keys = next((keys for other, keys in kinds if other == kind), None)
+    if keys is None:
+      kinds.append((kind, [key]))
+    else:
+      keys.append(key)
+  return [keys for _, keys in kinds]
+
+
+def _unstack(x: types.Array) -> list[types.Array]:
+  parts = jax.lax.split(x, [1] * x.shape[0], axis=0)
+  return [jnp.squeeze(part, 0) for part in parts]
 
 
 def total(tree: types.ArrayTree) -> types.Array:

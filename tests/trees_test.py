@@ -4,7 +4,7 @@ from absl.testing import absltest
 import chex
 import jax.numpy as jnp
 
-from hkgraph.losses import trees
+from hkgraph import trees
 
 
 class TreesTest(chex.TestCase):
