@@ -27,12 +27,19 @@ if typing.TYPE_CHECKING:
   from hkgraph.learners.ppo import make_ppo as make_ppo
   from hkgraph.learners.pqn import make_pqn as make_pqn
   from hkgraph.modules.delay import Delay as Delay
+  from hkgraph.modules.encoders import ConvEncoder as ConvEncoder
+  from hkgraph.modules.encoders import MLPEncoder as MLPEncoder
+  from hkgraph.modules.encoders import QConvEncoder as QConvEncoder
+  from hkgraph.modules.encoders import QMLPEncoder as QMLPEncoder
+  from hkgraph.modules.encoding import Encoder as Encoder
+  from hkgraph.modules.encoding import Remember as Remember
   from hkgraph.modules.heads import CategoricalHead as CategoricalHead
   from hkgraph.modules.heads import MultiCategoricalHead as MultiCategoricalHead
   from hkgraph.modules.heads import TanhNormalHead as TanhNormalHead
   from hkgraph.modules.heads import make_head as make_head
   from hkgraph.modules.normalizer import Moments as Moments
   from hkgraph.modules.normalizer import Normalizer as Normalizer
+  from hkgraph.modules.recurrent import RecurrentEncoder as RecurrentEncoder
   from hkgraph.modules.routing import Concat as Concat
   from hkgraph.modules.routing import Filter as Filter
   from hkgraph.modules.routing import Map as Map
@@ -43,9 +50,15 @@ if typing.TYPE_CHECKING:
   from hkgraph.modules.samplers import GaussianNoise as GaussianNoise
   from hkgraph.modules.stateful import StatefulModule as StatefulModule
   from hkgraph.modules.stateful import batch_apply as batch_apply
+  from hkgraph.modules.towers import ActorCritic as ActorCritic
+  from hkgraph.modules.towers import QNetwork as QNetwork
+  from hkgraph.modules.transformer import (
+    TransformerEncoder as TransformerEncoder,
+  )
   from hkgraph.network import Network as Network
   from hkgraph.network import graph_network as graph_network
   from hkgraph.network import policy_network as policy_network
+  from hkgraph.network import q_network as q_network
   from hkgraph.network import transform as transform
   from hkgraph.training.loop import TrainResult as TrainResult
   from hkgraph.training.loop import train as train
@@ -68,6 +81,13 @@ _HOMES = {
   'learners.ppo': ('make_ppo',),
   'learners.pqn': ('make_pqn',),
   'modules.delay': ('Delay',),
+  'modules.encoders': (
+    'ConvEncoder',
+    'MLPEncoder',
+    'QConvEncoder',
+    'QMLPEncoder',
+  ),
+  'modules.encoding': ('Encoder', 'Remember'),
   'modules.heads': (
     'CategoricalHead',
     'MultiCategoricalHead',
@@ -75,6 +95,7 @@ _HOMES = {
     'make_head',
   ),
   'modules.normalizer': ('Moments', 'Normalizer'),
+  'modules.recurrent': ('RecurrentEncoder',),
   'modules.routing': (
     'Concat',
     'Filter',
@@ -86,7 +107,15 @@ _HOMES = {
   ),
   'modules.samplers': ('GaussianNoise',),
   'modules.stateful': ('StatefulModule', 'batch_apply'),
-  'network': ('Network', 'graph_network', 'policy_network', 'transform'),
+  'modules.towers': ('ActorCritic', 'QNetwork'),
+  'modules.transformer': ('TransformerEncoder',),
+  'network': (
+    'Network',
+    'graph_network',
+    'policy_network',
+    'q_network',
+    'transform',
+  ),
   'training.loop': ('TrainResult', 'train'),
   'types': ('NetworkState', 'PolicyValue', 'TimeStep', 'Trajectory'),
 }

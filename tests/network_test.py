@@ -365,6 +365,53 @@ class PolicyNetworkTest(parameterized.TestCase):
       hg.policy_network(everything_graph(), actions, **kwargs)
 
 
+class QNetworkTest(parameterized.TestCase):
+  def test_outputs(self):
+    network = hg.q_network(
+      everything_graph(), specs.DiscreteArray(2), q='policy', normalize=True
+    )
+    inputs, is_first = _rows()
+    params, state = network.init(
+      jax.random.key(0), jax.tree.map(lambda x: x[0], inputs)
+    )
+    q, _ = jax.jit(network.unroll)(params, state, None, inputs, is_first)
+    same = hg.policy_network(
+      everything_graph(), specs.DiscreteArray(2), normalize=True
+    )
+    out, _ = jax.jit(same.unroll)(params, state, None, inputs, is_first)
+    self.assertEqual(q.shape, (8, 4, 2))
+    # A categorical keeps the logits it is given.
+    np.testing.assert_allclose(q, out.policy.logits, rtol=1e-6)
+
+  @parameterized.parameters(['q', {'arm': 'q_arm', 'leg': 'q_leg'}])
+  def test_dicts(self, q):
+    graph = hg.PopulationGraph()
+    graph.add_input('eye', 3, input_from='x')
+    for body, size in (('arm', 2), ('leg', 3)):
+      graph.add_output(f'q_{body}', size)
+      graph.connect('eye', f'q_{body}')
+    actions = {'leg': specs.DiscreteArray(3), 'arm': specs.DiscreteArray(2)}
+    network = hg.q_network(graph.finalize(), actions, q=q)
+    params, state = network.init(jax.random.key(0), jnp.ones((5, 3)))
+    out, _ = network.apply(
+      params, state, None, jnp.ones((5, 3)), jnp.zeros(5, bool)
+    )
+    shapes = jax.tree.map(jnp.shape, out)
+    self.assertEqual(shapes, {'arm': (5, 2), 'leg': (5, 3)})
+
+  @parameterized.parameters(
+    (specs.DiscreteArray(2), "'q' of size 2 is asked for, but missing.*`q`"),
+    (specs.BoundedArray((2,), np.float32, -1, 1), 'continuous.*PPO'),
+  )
+  def test_wrong_outputs(self, actions, message):
+    with self.assertRaisesRegex(ValueError, message):
+      hg.q_network(everything_graph(), actions)
+
+  def test_no_graph(self):
+    with self.assertRaisesRegex(TypeError, r'`finalize\(\)` returns'):
+      hg.q_network(hg.PopulationGraph(), specs.DiscreteArray(2))
+
+
 class UpdateStatisticsTest(parameterized.TestCase):
   @parameterized.parameters('sequence', 'scan')
   def test_only_statistics_change_and_only_by_masked_rows(self, unroll):

@@ -114,7 +114,7 @@ class WindowTest(parameterized.TestCase):
       params = jax.device_get(_random(params, 1))
       apply = jax.jit(net.apply)
 
-      @hypothesis.settings(max_examples=6)
+      @hypothesis.settings(max_examples=4)
       @hypothesis.given(
         rate=st.sampled_from([0.0, 0.2, 0.6]), seed=st.integers(0, 2**16)
       )
