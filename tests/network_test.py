@@ -380,10 +380,12 @@ class QNetworkTest(parameterized.TestCase):
     )
     out, _ = jax.jit(same.unroll)(params, state, None, inputs, is_first)
     self.assertEqual(q.shape, (8, 4, 2))
-    # A categorical keeps the logits it is given.
-    np.testing.assert_allclose(q, out.policy.logits, rtol=1e-6)
+    # The same output, which a categorical normalises.
+    np.testing.assert_allclose(
+      jax.nn.log_softmax(q), out.policy.logits, rtol=1e-5, atol=1e-6
+    )
 
-  @parameterized.parameters(['q', {'arm': 'q_arm', 'leg': 'q_leg'}])
+  @parameterized.parameters(('q',), ({'arm': 'q_arm', 'leg': 'q_leg'},))
   def test_dicts(self, q):
     graph = hg.PopulationGraph()
     graph.add_input('eye', 3, input_from='x')
