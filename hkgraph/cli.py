@@ -162,7 +162,7 @@ def _train_task(name: str, argv: list[str], algo: str) -> int:
   )
   options = _parse(type(default), argv, f'hkgraph train {name}', default)
   with _told_in_a_line():
-    return _run_training(options, name, task.graph(), task.normalize)
+    return _run_training(options, name, task.network(), task.normalize)
 
 
 def _train_environment(argv: list[str], algo: str) -> int:
@@ -274,7 +274,7 @@ def _show(options: Show) -> int:
 
 def _find_graph(name: str) -> Any:
   if name in tasks.TASKS:
-    return tasks.TASKS[name].graph()
+    return tasks.TASKS[name].network()
   path = pathlib.Path(name)
   if path.is_dir():
     path = path / 'graph.json'

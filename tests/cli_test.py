@@ -159,7 +159,7 @@ class ErrorsTest(parameterized.TestCase):
 class ShowTest(absltest.TestCase):
   def test_tasks_and_files(self):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    spec = tasks.TASKS['bodies'].graph()
+    spec = tasks.TASKS['bodies'].network()
     code, out, _ = _run('show', 'bodies')
     self.assertEqual((code, out), (0, spec.summary() + '\n'))
     (folder / 'graph.json').write_text(spec.to_json())
@@ -202,7 +202,7 @@ class TrainTest(parameterized.TestCase):
     self.assertEqual(_run('eval', run, '--episodes', 5)[1], out)
 
     code, out, _ = _run('show', run)
-    spec = tasks.TASKS['delayed_recall'].graph()
+    spec = tasks.TASKS['delayed_recall'].network()
     self.assertEqual((code, out), (0, spec.summary() + '\n'))
 
     weights = (run / 'weights.npz').read_bytes()
@@ -233,7 +233,7 @@ class TrainTest(parameterized.TestCase):
       *('--run-dir', run),
     )
     self.assertEqual((code, err), (0, ''))
-    spec = tasks.find('delayed_recall', 'pqn').graph()
+    spec = tasks.find('delayed_recall', 'pqn').network()
     self.assertEqual(_run('show', run)[1], spec.summary() + '\n')
 
   def test_ctrl_c_ends_with_130_and_says_how_to_go_on(self):

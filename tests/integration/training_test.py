@@ -11,7 +11,7 @@ def _train(name, graph=None, algorithm='ppo', **kwargs):
   task = tasks.find(name, algorithm)
   return loop.train(
     name,
-    task.graph() if graph is None else graph,
+    task.network() if graph is None else graph,
     task.config,
     total_steps=task.total_steps,
     normalize=task.normalize,
@@ -45,7 +45,7 @@ class TrainingTest(parameterized.TestCase):
     trained = _train('bodies', eval_episodes=200).evaluation
     task = tasks.TASKS['bodies']
     env, agent = setup.build(
-      'bodies', task.graph(), task.config, normalize=task.normalize
+      'bodies', task.network(), task.config, normalize=task.normalize
     )
     # The state that the training began with.
     init_key, eval_key = jax.random.split(jax.random.key(0))

@@ -22,7 +22,7 @@ class TasksTest(parameterized.TestCase):
     self.assertEqual((task.name, task.algorithm), (name, algorithm))
     self.assertIn(name, envs.NAMES)
     env, agent = setup.build(
-      name, task.graph(), task.config, normalize=task.normalize
+      name, task.network(), task.config, normalize=task.normalize
     )
     batched = wrappers.Vectorize(env, task.config.num_envs)
 
@@ -43,7 +43,7 @@ class TasksTest(parameterized.TestCase):
       tasks.find('bodies', 'pqn')
 
   def test_cartpole_is_the_tutorials_graph(self):
-    spec = tasks.TASKS['cartpole'].graph()
+    spec = tasks.TASKS['cartpole'].network()
     self.assertEqual(
       {(c.src, c.dst, c.delay) for c in spec.connections},
       {
