@@ -151,12 +151,16 @@ def transform(
 
 
 def graph_network(
-  spec: spec_lib.GraphSpec, *, dtype: Any = jnp.float32
+  spec: spec_lib.GraphSpec,
+  *,
+  path: str = 'grouped',
+  dtype: Any = jnp.float32,
 ) -> Network:
   """Makes a `Network` of a graph alone.
 
   Args:
     spec: The graph.
+    path: How it is executed, to the same effect: see `GraphCore`.
     dtype: Of weights, activations and histories.
 
   Returns:

@@ -154,29 +154,41 @@ class Execution:
     if not others and _is_shared(reads):
       name = self.plan.groups[reads.group].names[reads.near[0][0]]
       x = self.reader.one(name, reads.delay[0][0])
-      return _fan_out(x, stack)
+      return self._multiply(x, stack)
     if not others and len(bucket.members) == 1 and not reads.is_padded:
       x = self._read_all(reads, whole=True)[0]
       w = stack.reshape(reads.fan_in, -1, stack.shape[-1])
       if w.shape[-1] < w.shape[-2]:
         # Few outputs: add up small products rather than copy the inputs.
-        y = jnp.sum(jnp.einsum('f...k,fkj->f...j', x, w), 0)[None]
+        y = jnp.sum(self._multiply(x, w), 0)[None]
         return self.reader.trim(y)
     if not others and reads.fan_in == 1 and self._is_all(reads):
       x = self._read_all(reads, whole=True)[:, 0]
-      return self.reader.trim(jnp.einsum('q...k,qkj->q...j', x, stack))
+      return self.reader.trim(self._multiply(x, stack))
     turn = self._turn(bucket, stack)
 
     def body(i, y):
       x = products.side_by_side(bucket, self._read, i, turn)
-      part = jnp.einsum('q...k,qkj->q...j', x, products.cut(stack, i, turn))
-      if turn == len(bucket.members):
-        return part
-      return jax.lax.dynamic_update_slice_in_dim(y, part, i * turn, 0)
+      part = self._multiply(x, products.cut(stack, i, turn))
+      return products.put(y, part, i, turn)
 
     shape = (len(bucket.members), *self.reader.lead, stack.shape[-1])
     y = jnp.zeros(shape, self.dtype)
     return products.repeat(body, len(bucket.members) // turn, y)
+
+  def _multiply(self, x: types.Array, w: types.Array) -> types.Array:
+    """`[q, *lead, k]`, or `[*lead, k]` for all, times `[q, k, j]`.
+
+    A graph without loops keeps JAX's own derivative, in every mode.
+    """
+    lead = x.shape[-1 - len(self.reader.lead) : -1]
+    if len(lead) == 1 or not any(b.is_loop for b in self.plan.blocks):
+      if x.ndim > len(lead) + 1:
+        return jnp.einsum('q...k,qkj->q...j', x, w)
+      return jnp.moveaxis(jnp.einsum('...k,qkj->...qj', x, w), -2, 0)
+    x = x.reshape(*x.shape[: x.ndim - 3], -1, x.shape[-1])
+    y = products.member_products(x, w)
+    return y.reshape(w.shape[0], *lead, w.shape[-1])
 
   def _turn(self, bucket, stack) -> int:
     """Members at a time; all in a sequence, whose derivative is JAX's own."""
@@ -349,9 +361,3 @@ def _is_shared(reads: schedule_lib.Reads) -> bool:
     (*near, *delay) for near, delay in zip(reads.near, reads.delay, strict=True)
   }
   return reads.fan_in == 1 and len(sources) == 1
-
-
-def _fan_out(x: types.Array, stack: types.Array) -> types.Array:
-  """`x` `[*lead, k]` through each of `[m, k, n]`. `[m, *lead, n]`."""
-  y = jnp.einsum('...k,mkj->...mj', x, stack)
-  return jnp.moveaxis(y, -2, 0)

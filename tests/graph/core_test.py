@@ -61,7 +61,33 @@ def _loop(network, params, state, inputs, is_first):
   return jax.tree.map(lambda *x: jnp.stack(x), *rows), state
 
 
-class DelayTest(parameterized.TestCase):
+def _settings(max_examples):
+  # One test, inherited by a class for each path.
+  return hypothesis.settings(
+    max_examples=max_examples,
+    suppress_health_check=[hypothesis.HealthCheck.differing_executors],
+  )
+
+
+class OnAPath(parameterized.TestCase):
+  """Cases that hold on both paths; subclasses name theirs."""
+
+  path = 'grouped'
+
+  def network(self, spec, **kwargs):
+    return network_lib.graph_network(spec, path=self.path, **kwargs)
+
+  def outputs(self, spec, x, is_first, how):
+    network = self.network(spec)
+    params, state = network.init(jax.random.key(0), {'x': x[0]})
+    params = _identity_params(spec, params)
+    if how == 'unroll':
+      unroll = jax.jit(network.unroll)
+      return unroll(params, state, None, {'x': x}, is_first)[0]
+    return _loop(network, params, state, {'x': x}, is_first)[0]
+
+
+class DelayTest(OnAPath):
   """Case D."""
 
   @parameterized.parameters('apply', 'unroll')
@@ -75,7 +101,7 @@ class DelayTest(parameterized.TestCase):
       (20, [0], [0] * 6),
     ]:
       spec = _chain(delay)
-      got = _run(spec, _sequence(range(1, 7)), _first(6, first), how)
+      got = self.outputs(spec, _sequence(range(1, 7)), _first(6, first), how)
       np.testing.assert_array_equal(got['b'][:, 0, 0], expected)
 
   @parameterized.parameters('apply', 'unroll')
@@ -85,7 +111,9 @@ class DelayTest(parameterized.TestCase):
     for delay in (1, 3):
       graph.add_output(f'late_{delay}', 1)
       graph.connect('a', f'late_{delay}', delay=delay)
-    got = _run(graph.finalize(), _sequence(range(1, 7)), _first(6, [0]), how)
+    got = self.outputs(
+      graph.finalize(), _sequence(range(1, 7)), _first(6, [0]), how
+    )
     np.testing.assert_array_equal(got['late_1'][:, 0, 0], [0, 1, 2, 3, 4, 5])
     np.testing.assert_array_equal(got['late_3'][:, 0, 0], [0, 0, 0, 1, 2, 3])
 
@@ -94,15 +122,17 @@ class DelayTest(parameterized.TestCase):
     x = np.zeros((45, 1, 1), np.float32)
     x[0] = 1
     spec = _chain(delay)
-    got = _run(spec, x, _first(45, [0]), how)['b'][:, 0, 0]
+    got = self.outputs(spec, x, _first(45, [0]), how)['b'][:, 0, 0]
     self.assertEqual(np.flatnonzero(got).tolist(), [delay])
     if delay:
       spec = _chain(0, loop=delay)
-      got = _run(spec, x, _first(45, [0]), how)['b'][:, 0, 0]
+      got = self.outputs(spec, x, _first(45, [0]), how)['b'][:, 0, 0]
       np.testing.assert_array_equal(
         np.flatnonzero(got), np.arange(0, 45, delay)
       )
-      got = _run(_two_cycle(delay), x, _first(45, [0]), how)['b'][:, 0, 0]
+      got = self.outputs(_two_cycle(delay), x, _first(45, [0]), how)['b'][
+        :, 0, 0
+      ]
       np.testing.assert_array_equal(
         np.flatnonzero(got), np.arange(0, 45, delay)
       )
@@ -110,7 +140,7 @@ class DelayTest(parameterized.TestCase):
   @parameterized.parameters('apply', 'unroll')
   def test_two_cycle_counts(self, how):
     x = np.ones((4, 1, 1), np.float32)
-    got = _run(_two_cycle(1), x, _first(4, [0]), how)
+    got = self.outputs(_two_cycle(1), x, _first(4, [0]), how)
     np.testing.assert_array_equal(got['b'][:, 0, 0], [1, 2, 3, 4])
 
 
@@ -121,16 +151,6 @@ def _two_cycle(delay):
   graph.connect('a', 'b')
   graph.connect('b', 'a', delay=delay)
   return graph.finalize()
-
-
-def _run(spec, x, is_first, how):
-  network = network_lib.graph_network(spec)
-  params, state = network.init(jax.random.key(0), {'x': x[0]})
-  params = _identity_params(spec, params)
-  if how == 'unroll':
-    unroll = jax.jit(network.unroll)
-    return unroll(params, state, None, {'x': x}, is_first)[0]
-  return _loop(network, params, state, {'x': x}, is_first)[0]
 
 
 def _linear(size):
@@ -158,8 +178,8 @@ def _in_numpy(spec, table):
   return transforms
 
 
-class InterpreterTest(parameterized.TestCase):
-  @hypothesis.settings(max_examples=10)
+class InterpreterTest(OnAPath):
+  @_settings(10)
   @hypothesis.given(data=st.data(), seed=st.integers(0, 2**16))
   def test_random_graphs_agree(self, data, seed):
     transforms = data.draw(st.sampled_from([(), (_linear, _bent)]))
@@ -167,7 +187,7 @@ class InterpreterTest(parameterized.TestCase):
     num_rows, batch_size = 12, 2
     is_first = data.draw(random_graphs.boundaries(num_rows, batch_size))
     inputs = random_graphs.inputs_of(spec, (num_rows, batch_size), seed)
-    network = network_lib.graph_network(spec)
+    network = self.network(spec)
     row = jax.tree.map(lambda x: x[0], inputs)
     params, state = network.init(jax.random.key(seed), row)
     params = jax.tree.map(lambda x: x + 0.1, params)  # Biases too.
@@ -210,7 +230,7 @@ class InterpreterTest(parameterized.TestCase):
     graph.connect('a', 'm', transform=lambda: hk.nets.MLP([5, 3]), delay=1)
     graph.connect('m', 'b')
     spec = graph.finalize()
-    network = network_lib.graph_network(spec)
+    network = self.network(spec)
     x = np.random.default_rng(0).standard_normal((4, 2, 2)).astype(np.float32)
     params, state = network.init(jax.random.key(0), {'x': x[0]})
     table = parameters.connection_params(spec, params)
@@ -230,7 +250,7 @@ class InterpreterTest(parameterized.TestCase):
     np.testing.assert_allclose(got['b'], expected, rtol=1e-4, atol=1e-5)
 
 
-class NamesTest(parameterized.TestCase):
+class NamesTest(OnAPath):
   """Case I."""
 
   @parameterized.parameters(
@@ -245,7 +265,7 @@ class NamesTest(parameterized.TestCase):
       graph.connect('x', name, transform=lambda: hk.Linear(2))
       graph.connect(name, 'y')
     spec = graph.finalize()
-    network = network_lib.graph_network(spec)
+    network = self.network(spec)
     params, state = network.init(jax.random.key(0), {'x': jnp.ones((1, 2))})
     table = parameters.connection_params(spec, params)
     table = jax.tree.map(np.asarray, table)
@@ -273,7 +293,7 @@ class NamesTest(parameterized.TestCase):
       graph.connect('a', 'b_c', transform=transform)
       graph.connect('a_b', 'c', transform=transform)
     spec = graph.finalize()
-    network = network_lib.graph_network(spec)
+    network = self.network(spec)
     inputs = {'a': jnp.ones((1, 1)), 'a_b': jnp.ones((1, 1))}
     params, _ = network.init(jax.random.key(0), inputs)
     table = parameters.connection_params(spec, params)
@@ -288,14 +308,14 @@ class NamesTest(parameterized.TestCase):
     self.assertLen(set(weights), 4, values)
 
 
-class GraphCoreTest(parameterized.TestCase):
+class GraphCoreTest(OnAPath):
   def test_is_a_haiku_core(self):
     spec = _two_cycle(2)
     x = np.random.default_rng(0).standard_normal((6, 3, 1)).astype(np.float32)
     is_first = np.random.default_rng(1).random((6, 3)) < 0.3
 
     def dynamic(x, is_first):
-      graph = core.GraphCore(spec, name='core')
+      graph = core.GraphCore(spec, path=self.path, name='core')
       state = graph.initial_state(3)
       return hk.dynamic_unroll(
         hk.ResetCore(graph), (x, jnp.asarray(is_first)), state
@@ -304,7 +324,7 @@ class GraphCoreTest(parameterized.TestCase):
     transformed = hk.without_apply_rng(hk.transform(dynamic))
     params = transformed.init(jax.random.key(0), x, is_first)
     out, _ = transformed.apply(params, x, is_first)
-    network = network_lib.graph_network(spec)
+    network = self.network(spec)
     _, state = network.init(jax.random.key(0), {'x': x[0]})
     ours, _ = network.unroll(
       {'graph/~/core': params['core']}, state, None, {'x': x}, is_first
@@ -323,7 +343,7 @@ class GraphCoreTest(parameterized.TestCase):
     ({'x': jnp.ones(1)}, r'got .*\(1,\)'),
   )
   def test_wrong_inputs(self, inputs, message):
-    network = network_lib.graph_network(_chain(1))
+    network = self.network(_chain(1))
     inputs = dict(inputs, other=jnp.ones((2, 1)))
     with self.assertRaisesRegex(ValueError, message):
       network.init(jax.random.key(0), inputs)
@@ -334,7 +354,7 @@ class GraphCoreTest(parameterized.TestCase):
     graph.add_output('b', 3)
     graph.connect('a', 'b', transform=lambda: hk.Linear(4))
     with self.assertRaisesRegex(ValueError, 'a -> b .* output size 3'):
-      network_lib.graph_network(graph.finalize())
+      self.network(graph.finalize())
 
   @parameterized.parameters(
     dict(activation=lambda x: x[..., :1]),
@@ -352,11 +372,11 @@ class GraphCoreTest(parameterized.TestCase):
     graph.add_output('b', 3, **kwargs)
     graph.connect('a', 'b')
     with self.assertRaisesRegex(ValueError, "population 'b' must keep"):
-      network_lib.graph_network(graph.finalize())
+      self.network(graph.finalize())
 
   def test_bare_array_serves_a_single_key(self):
     spec = _chain(1)
-    network = network_lib.graph_network(spec)
+    network = self.network(spec)
     x = jnp.ones((2, 1))
     params, state = network.init(jax.random.key(0), x)
     no = jnp.zeros(2, bool)
@@ -365,7 +385,7 @@ class GraphCoreTest(parameterized.TestCase):
     np.testing.assert_array_equal(bare['b'], keyed['b'])
 
   def test_bfloat16_throughout(self):
-    network = network_lib.graph_network(_two_cycle(2), dtype=jnp.bfloat16)
+    network = self.network(_two_cycle(2), dtype=jnp.bfloat16)
     x = {'x': jnp.ones((3, 2, 1))}
     params, state = network.init(jax.random.key(0), {'x': x['x'][0]})
     out, state = network.unroll(params, state, None, x, jnp.zeros((3, 2), bool))
@@ -377,11 +397,11 @@ class GraphCoreTest(parameterized.TestCase):
       self.assertEqual(h.values.dtype, jnp.bfloat16)
 
 
-class ParametersTest(parameterized.TestCase):
-  @hypothesis.settings(max_examples=6)
+class ParametersTest(OnAPath):
+  @_settings(6)
   @hypothesis.given(spec=random_graphs.specs(), seed=st.integers(0, 99))
   def test_round_trip(self, spec, seed):
-    network = network_lib.graph_network(spec)
+    network = self.network(spec)
     inputs = random_graphs.inputs_of(spec, (1,), seed)
     params, _ = network.init(jax.random.key(seed), inputs)
     table = parameters.connection_params(spec, params)
@@ -399,7 +419,7 @@ class ParametersTest(parameterized.TestCase):
     graph.add_output('b', 400)
     graph.connect('a', 'b')
     spec = graph.finalize()
-    network = network_lib.graph_network(spec)
+    network = self.network(spec)
     params, _ = network.init(jax.random.key(0), jnp.ones((1, 100)))
     table = parameters.connection_params(spec, params)['a', 'b', 0]
     self.assertAlmostEqual(float(np.std(table['w'])), 0.1, delta=0.002)
@@ -407,7 +427,7 @@ class ParametersTest(parameterized.TestCase):
 
   def test_errors(self):
     spec = _chain(1)
-    network = network_lib.graph_network(spec)
+    network = self.network(spec)
     params, _ = network.init(jax.random.key(0), jnp.ones((1, 1)))
     replace = parameters.replace_connection_params
     with self.assertRaisesRegex(ValueError, 'no connections'):
@@ -418,6 +438,26 @@ class ParametersTest(parameterized.TestCase):
       replace(spec, params, {('a', 'b', 0): {'w': np.ones(2)}})
     with self.assertRaisesRegex(ValueError, 'no module'):
       parameters.connection_params(spec, {'linear': {}})
+
+
+class GeneralDelayTest(DelayTest):
+  path = 'general'
+
+
+class GeneralInterpreterTest(InterpreterTest):
+  path = 'general'
+
+
+class GeneralNamesTest(NamesTest):
+  path = 'general'
+
+
+class GeneralGraphCoreTest(GraphCoreTest):
+  path = 'general'
+
+
+class GeneralParametersTest(ParametersTest):
+  path = 'general'
 
 
 if __name__ == '__main__':

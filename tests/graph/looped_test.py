@@ -94,6 +94,20 @@ class PathsTest(parameterized.TestCase):
       got = _results(spec, 'grouped', 6, is_first, seed)
     _assert_close(got, wanted, 1e-5)
 
+  @hypothesis.settings(max_examples=4)
+  @hypothesis.given(data=st.data(), seed=st.integers(0, 2**16))
+  def test_random_graphs_in_bfloat16(self, data, seed):
+    spec = data.draw(random_graphs.specs(max_delay=3))
+    is_first = data.draw(random_graphs.boundaries(5, 2))
+    paths = (
+      _results(spec, path, 5, is_first, seed, jnp.bfloat16)
+      for path in ('general', 'grouped')
+    )
+    wanted, got = paths
+    dtypes = {x.dtype for x in jax.tree.leaves((got[0], _values(got[1].carry)))}
+    self.assertEqual(dtypes, {jnp.dtype(jnp.bfloat16)})
+    _assert_close(got, wanted, 0.1)
+
 
 if __name__ == '__main__':
   absltest.main()
