@@ -1,4 +1,4 @@
-"""The README's code runs, in the order in which it is read."""
+"""The code of the README and of the page on the schedule runs."""
 
 import pathlib
 import re
@@ -6,12 +6,19 @@ import re
 from absl.testing import absltest, parameterized
 
 README = pathlib.Path(__file__).parents[1] / 'README.md'
-BLOCKS = re.findall(r'```python\n(.*?)```', README.read_text(), re.DOTALL)
+SCHEDULE = README.parent / 'examples' / 'schedule.md'
+
+
+def _blocks(page):
+  return re.findall(r'```python\n(.*?)```', page.read_text('utf-8'), re.DOTALL)
+
+
+BLOCKS = _blocks(README)
 
 
 class ReadmeTest(parameterized.TestCase):
   def test_there_is_code(self):
-    self.assertLen(BLOCKS, 3)
+    self.assertLen(BLOCKS, 4)
 
   @parameterized.parameters(range(len(BLOCKS)))
   def test_block_runs(self, number):
@@ -23,6 +30,15 @@ class ReadmeTest(parameterized.TestCase):
     text = BLOCKS[1]
     body = text[text.index('class ') : text.index('\n\n\nnetwork')]
     self.assertLess(len(body.splitlines()), 25)
+
+
+class ScheduleTest(absltest.TestCase):
+  def test_page_runs_and_shows_what_it_prints(self):
+    names = {'__name__': 'page'}
+    for number, text in enumerate(_blocks(SCHEDULE)):
+      exec(compile(text, f'schedule.md block {number}', 'exec'), names)
+    shown = names['spec'].schedule().describe()
+    self.assertIn(f'```text\n{shown}\n```', SCHEDULE.read_text('utf-8'))
 
 
 if __name__ == '__main__':
