@@ -1,6 +1,7 @@
 """Keeps numbers that are not finite out of a learner."""
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from hkgraph import types
@@ -55,13 +56,17 @@ def keep_finite(
     metrics[f'nonfinite/{name}'] = _count(getattr(new, name))
   skipped = jnp.any(jnp.stack(list(metrics.values())) > 0)
   metrics['skipped'] = skipped.astype(jnp.int32)
-  return select(skipped, old, new), metrics
+  # One operation, where `select` would be one for each leaf.
+  return lax.cond(skipped, lambda: old, lambda: new), metrics
 
 
 def _count(tree: types.ArrayTree) -> types.Array:
-  counts = [
-    jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
+  leaves = [
+    jnp.ravel(x)
     for x in jax.tree.leaves(tree)
     if jnp.issubdtype(x.dtype, jnp.inexact)
   ]
-  return sum(counts, jnp.zeros((), jnp.int32))
+  if not leaves:
+    return jnp.zeros((), jnp.int32)
+  # Side by side: one count, however many leaves there are.
+  return jnp.sum(~jnp.isfinite(jnp.concatenate(leaves)), dtype=jnp.int32)

@@ -32,7 +32,8 @@ def make_optimizer(
     eps: What Adam adds to the root of the second moment.
 
   Returns:
-    An `optax.GradientTransformation`.
+    An `optax.GradientTransformation`, whose state holds vectors of as many
+    numbers as there are parameters.
 
   Raises:
     ValueError: If name or schedule are unknown, or a schedule is linear without
@@ -54,9 +55,10 @@ def make_optimizer(
     make = functools.partial(optax.adamw, weight_decay=weight_decay)
   elif weight_decay:
     raise ValueError(f'`weight_decay` must be 0 for RAdam, got {weight_decay}')
-  return optax.chain(
+  clip = (
     optax.identity()
     if max_grad_norm is None
-    else optax.clip_by_global_norm(max_grad_norm),
-    make(learning_rate, eps=eps),
+    else optax.clip_by_global_norm(max_grad_norm)
   )
+  # On all parameters as one vector: few operations, however many leaves.
+  return optax.flatten(optax.chain(clip, make(learning_rate, eps=eps)))

@@ -12,8 +12,9 @@ from typing import Any
 
 import chex
 import jax
-from jax import lax
+from jax import flatten_util, lax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from hkgraph import network as network_lib
@@ -135,7 +136,8 @@ def make_agent(
   def update(learner_state, trajectory):
     checks.check_trajectory(trajectory, config)
     rows = _rows(trajectory, method)
-    next_key, epochs_key = jax.random.split(learner_state.key)
+    num_keys = config.num_epochs * (1 + config.num_minibatches)
+    keys = jax.random.split(learner_state.key, 1 + num_keys)
     acted = types.NetworkState(
       carry=trajectory.carry, statistics=learner_state.statistics
     )
@@ -146,7 +148,7 @@ def make_agent(
     )
     step = _make_step(network, optimizer, method, acted.statistics)
     fit, metrics = _run_epochs(
-      step, config, fit, (rows, acted.carry), epochs_key
+      step, config, fit, (rows, acted.carry), keys[1:], method.replayed
     )
     everything = jnp.ones(rows.is_first.shape, bool)
     state = network.update_statistics(
@@ -160,11 +162,11 @@ def make_agent(
       params=fit.params,
       statistics=state.statistics,
       opt_state=fit.opt_state,
-      key=next_key,
+      key=keys[0],
       num_updates=learner_state.num_updates + 1,
     )
     new_state, faults = guard.keep_finite(learner_state, new_state, trajectory)
-    return new_state, _reduce(metrics, method.replayed) | faults
+    return new_state, metrics | faults
 
   return agent_lib.Agent(
     init=init, initial_carry=network.initial_carry, act=act, update=update
@@ -212,8 +214,10 @@ def _make_step(
     if method.stop is not None:
       stopped = fit.stopped | method.stop(metrics)
       new_fit = guard.select(stopped, fit, new_fit).replace(stopped=stopped)
+    # Of one vector, as the optimizer has it.
+    flat_grads, _ = flatten_util.ravel_pytree(grads)
     metrics |= {
-      'grad_norm': optax.tree.norm(grads),
+      'grad_norm': optax.tree.norm(flat_grads),
       'steps_applied': (~new_fit.stopped).astype(jnp.float32),
     }
     return new_fit, metrics
@@ -226,23 +230,31 @@ def _run_epochs(
   config: Config,
   fit: _Fit,
   data: tuple[_Rows, types.ArrayTree],
-  key: chex.PRNGKey,
+  keys: chex.PRNGKey,
+  replayed: str,
 ) -> tuple[_Fit, types.Metrics]:
-  """Steps through all minibatches of all epochs; metrics are of each step."""
+  """Steps through all minibatches of all epochs.
+
+  Metrics are means over them, or those of the first where the name begins with
+  `replayed`.
+  """
+  names = []
+
+  def vector_step(fit, minibatch_and_key):
+    fit, metrics = step(fit, minibatch_and_key)
+    names[:] = metrics
+    # Side by side: one array to stack and reduce, instead of one for each.
+    return fit, jnp.stack(list(metrics.values()))
 
   def epoch(fit, keys):
     parts = _split(keys[0], *data, config.num_minibatches)
-    return lax.scan(step, fit, (parts, keys[1:]))
+    return lax.scan(vector_step, fit, (parts, keys[1:]))
 
   shape = (config.num_epochs, 1 + config.num_minibatches)
-  return lax.scan(epoch, fit, jax.random.split(key, shape))
-
-
-def _reduce(metrics: types.Metrics, replayed: str) -> types.Metrics:
-  return {
-    name: x[0, 0] if name.startswith(replayed) else jnp.mean(x)
-    for name, x in metrics.items()
-  }
+  fit, metrics = lax.scan(epoch, fit, keys.reshape(shape))
+  replayed = np.array([name.startswith(replayed) for name in names])
+  metrics = jnp.where(replayed, metrics[0, 0], jnp.mean(metrics, axis=(0, 1)))
+  return fit, dict(zip(names, metrics, strict=True))
 
 
 def _split(

@@ -4,6 +4,7 @@ Numbers outside of a mask may be anything, also not finite.
 """
 
 import chex
+import jax
 import jax.numpy as jnp
 
 from hkgraph import types
@@ -70,8 +71,9 @@ def explained_variance(
     targets do not vary beyond rounding.
   """
   chex.assert_equal_shape([value, target, mask])
-  total = variance(target, mask)
+  both = jnp.stack([target, target - value])
+  total, remaining = jax.vmap(variance, (0, None))(both, mask)
   rounding = jnp.square(4 * jnp.finfo(target.dtype).eps)
   varies = total > rounding * mean(jnp.square(target), mask)
-  residual = variance(target - value, mask) / jnp.where(varies, total, 1)
+  residual = remaining / jnp.where(varies, total, 1)
   return jnp.where(varies, 1 - residual, 0)

@@ -197,10 +197,10 @@ def sample(policy: Policy, key: types.Array) -> types.ArrayTree:
     Actions, a dict if the policy is one.
   """
   if not isinstance(policy, Mapping):
-    return policy.sample(seed=key)
+    return _sample(policy, key)
   keys = jax.random.split(key, len(policy))
   keys = dict(zip(sorted(policy), keys, strict=True))
-  return trees.map_heads(lambda p, k: p.sample(seed=k), policy=policy, key=keys)
+  return trees.map_heads(_sample, policy=policy, key=keys)
 
 
 def mode(policy: Policy) -> types.ArrayTree:
@@ -251,6 +251,17 @@ def to_environment(policy: Policy, action: types.ArrayTree) -> types.ArrayTree:
     return head.to_environment(a) if hasattr(head, 'to_environment') else a
 
   return trees.map_heads(convert, policy=policy, action=action)
+
+
+def _sample(policy: distrax.Distribution, key: types.Array) -> types.Array:
+  if not isinstance(policy, distrax.Categorical):
+    return policy.sample(seed=key)
+  # What distrax does, but in one axis: XLA takes a second to compile random
+  # bits of a few rows for a CPU, where it unrolls every axis.
+  logits = policy.logits
+  noise = jax.random.gumbel(key, (logits.size,), logits.dtype)
+  action = jnp.argmax(logits + noise.reshape(logits.shape), axis=-1)
+  return action.astype(policy.dtype)
 
 
 def _log_tanh_slope(u: types.Array) -> types.Array:

@@ -204,12 +204,17 @@ class QConvEncoder(encoding.FrameEncoder):
 
 def orthogonal(scale: float = 1.0) -> Initializer:
   """Orthogonal weights times `scale`, for any float dtype."""
-  init = jax.nn.initializers.orthogonal(scale)
 
   def initializer(shape, dtype):
     # There is no QR decomposition in half precision.
     wide = jnp.promote_types(dtype, jnp.float32)
-    return jnp.asarray(init(hk.next_rng_key(), tuple(shape), wide), dtype)
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    # In one axis: XLA is slow to compile random bits in several.
+    x = jax.random.normal(hk.next_rng_key(), (rows * columns,), wide)
+    q, r = jnp.linalg.qr(x.reshape(max(rows, columns), min(rows, columns)))
+    q *= jnp.sign(jnp.diagonal(r))[None]
+    q = q if rows >= columns else q.T
+    return jnp.asarray(scale * q.reshape(shape), dtype)
 
   return initializer
 

@@ -179,7 +179,7 @@ def _in_numpy(spec, table):
 
 
 class InterpreterTest(OnAPath):
-  @_settings(10)
+  @_settings(6)
   @hypothesis.given(data=st.data(), seed=st.integers(0, 2**16))
   def test_random_graphs_agree(self, data, seed):
     transforms = data.draw(st.sampled_from([(), (_linear, _bent)]))
@@ -398,7 +398,7 @@ class GraphCoreTest(OnAPath):
 
 
 class ParametersTest(OnAPath):
-  @_settings(6)
+  @_settings(4)
   @hypothesis.given(spec=random_graphs.specs(), seed=st.integers(0, 99))
   def test_round_trip(self, spec, seed):
     network = self.network(spec)

@@ -81,7 +81,7 @@ def _with_turns(cache, small):
 
 
 class PathsTest(parameterized.TestCase):
-  @hypothesis.settings(max_examples=8)
+  @hypothesis.settings(max_examples=5)
   @hypothesis.given(
     data=st.data(), seed=st.integers(0, 2**16), small=st.booleans()
   )
@@ -94,7 +94,7 @@ class PathsTest(parameterized.TestCase):
       got = _results(spec, 'grouped', 6, is_first, seed)
     _assert_close(got, wanted, 1e-5)
 
-  @hypothesis.settings(max_examples=4)
+  @hypothesis.settings(max_examples=2)
   @hypothesis.given(data=st.data(), seed=st.integers(0, 2**16))
   def test_random_graphs_in_bfloat16(self, data, seed):
     spec = data.draw(random_graphs.specs(max_delay=3))

@@ -22,7 +22,7 @@ def _train(name, graph=None, algorithm='ppo', **kwargs):
 
 @pytest.mark.slow
 class TrainingTest(parameterized.TestCase):
-  @parameterized.product(algorithm=('ppo', 'pqn'), seed=range(5))
+  @parameterized.product(algorithm=('ppo', 'pqn'), seed=list(range(5)))
   def test_cartpole_is_solved(self, algorithm, seed):
     evaluation = _train('cartpole', None, algorithm, seed=seed).evaluation
     self.assertLen(evaluation.returns, 100)

@@ -18,7 +18,7 @@ class DamageTest(parameterized.TestCase):
     self.path = pathlib.Path(folder.name)
     self.description = description = run_folder.Description(
       environment='cartpole',
-      graph=tasks.TASKS['cartpole'].graph(),
+      graph=tasks.TASKS['cartpole'].network(),
       normalize=True,
       config=config.PPOConfig(),
       total_steps=64,
