@@ -11,7 +11,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from hkgraph import types
+from hkgraph import trees, types
 from hkgraph.envs import protocol
 
 
@@ -326,5 +326,6 @@ def finished_episode_metrics(
   metrics = {'episodes': count, 'episode_length': mean(episode_length)}
   if not isinstance(episode_return, dict):
     return metrics | {'episode_return': mean(episode_return)}
-  per_key = {f'episode_return/{k}': mean(v) for k, v in episode_return.items()}
-  return metrics | per_key | {'episode_return': sum(per_key.values())}
+  per_key = trees.map_heads(mean, episode_return=episode_return)
+  metrics |= {f'episode_return/{k}': v for k, v in per_key.items()}
+  return metrics | {'episode_return': sum(per_key.values())}

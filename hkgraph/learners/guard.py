@@ -4,7 +4,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from hkgraph import types
+from hkgraph import trees, types
 from hkgraph.learners import agent as agent_lib
 
 
@@ -45,13 +45,18 @@ def keep_finite(
     lambda r: jnp.where(owned, r[1:], jnp.zeros_like(r[1:])), timestep.reward
   )
   data = {'observation': timestep.observation, 'reward': reward}
-  metrics = {
-    'nonfinite/' + jax.tree_util.keystr(path, simple=True, separator='/'): (
-      _count(leaf)
-    )
+  leaves = {
+    'nonfinite/' + jax.tree_util.keystr(path, simple=True, separator='/'): leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(data)
-    if jnp.issubdtype(leaf.dtype, jnp.inexact)
   }
+  metrics = trees.map_heads(
+    _count,
+    x={
+      name: jnp.asarray(leaf)
+      for name, leaf in leaves.items()
+      if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    },
+  )
   for name in ('params', 'opt_state', 'statistics'):
     metrics[f'nonfinite/{name}'] = _count(getattr(new, name))
   skipped = jnp.any(jnp.stack(list(metrics.values())) > 0)

@@ -57,7 +57,7 @@ def normalise_advantages(
     x = masked.centre(jax.lax.stop_gradient(x), mask)
     return x / (jnp.sqrt(masked.mean(jnp.square(x), mask)) + eps)
 
-  return jax.tree.map(normalise, advantage)
+  return trees.map_heads(normalise, advantage=advantage)
 
 
 def combine(
