@@ -176,6 +176,9 @@ class TrainTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.dir = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    # Also where the tests run in the background of a shell, which ignores it.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    self.addCleanup(signal.signal, signal.SIGINT, handler)
 
   def test_train_eval_and_show_one_run(self):
     run = self.dir / 'run'

@@ -251,11 +251,18 @@ def make(
     suites.check_name('gymnasium has no environment', name, gymnasium.registry)
   if max_steps is not None:
     kwargs['max_episode_steps'] = protocol.check_int('max_steps', max_steps)
-  return Gymnasium(name, **{'disable_env_checker': True} | kwargs)
+  try:
+    return Gymnasium(name, **{'disable_env_checker': True} | kwargs)
+  except gymnasium.error.DependencyNotInstalled as error:
+    raise ImportError(f'{name!r} needs more than gymnasium: {error}') from error
+  except gymnasium.error.Error as error:
+    raise ValueError(f'gymnasium cannot make {name!r}: {error}') from error
 
 
 def _observation_spec(space) -> specs.Array:
   if hasattr(space, 'n') and not space.shape:  # Discrete.
+    if space.start == 0:
+      return specs.DiscreteArray(int(space.n), name='observation')
     return specs.BoundedArray(
       (), np.int32, space.start, space.start + space.n - 1, 'observation'
     )

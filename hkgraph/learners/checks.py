@@ -92,6 +92,8 @@ def check_action_values(
       be warmed up.
   """
   heads = outputs if isinstance(outputs, Mapping) else {'': outputs}
+  if not heads:
+    raise ValueError('the network of PQN returned no action values, got {}')
   for key, q in heads.items():
     if not hasattr(q, 'shape'):
       raise TypeError(

@@ -5,8 +5,9 @@ An `Encoder` keeps its carry by argument, so that it serves any Haiku function;
 They read one array; `routing.Concat` makes one of a dict of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import math
+import numbers
 from typing import Any
 
 import haiku as hk
@@ -133,6 +134,15 @@ def as_module(encoder: Any, name: str | None = None) -> Callable[[Any], Any]:
   """
   if isinstance(encoder, Encoder):
     return Remember(encoder, name=name)
+  if isinstance(encoder, type):
+    raise TypeError(
+      f'an encoder must be made first: write `{encoder.__name__}(...)`'
+    )
+  if isinstance(encoder, hk.RNNCore):
+    raise TypeError(
+      f'{encoder.name!r} is a recurrent core, which keeps its state by '
+      'argument; write `RecurrentEncoder(core)`'
+    )
   if not callable(encoder):
     raise TypeError(
       'an encoder must be an Encoder, or a module or function from '
@@ -190,12 +200,19 @@ def check_rows(module: hk.Module, obs: Any, is_first: types.Array) -> Any:
       f'`{module.name}` needs `is_first` of shape [B] for observations '
       f'[B, ...], or [T, B] for [T, B, ...]; got {rows} for {obs.shape}'
     )
+  if jnp.result_type(is_first) != jnp.bool_:
+    raise TypeError(f'`is_first` must be bool, got {jnp.result_type(is_first)}')
   return obs
 
 
 def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
   """The sizes as a tuple, if all are positive integers."""
+  message = f'`{name}` must be positive integers, as in (64, 64), got {sizes!r}'
+  if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+    raise TypeError(message)
+  sizes = tuple(sizes)
   for size in sizes:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-      raise ValueError(f'`{name}` must be positive integers, got {sizes!r}')
-  return tuple(sizes)
+    is_integer = isinstance(size, numbers.Integral)
+    if isinstance(size, bool) or not is_integer or size < 1:
+      raise ValueError(message)
+  return tuple(map(int, sizes))

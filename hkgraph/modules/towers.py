@@ -1,6 +1,6 @@
 """From encoders to what learners read: policy and value, or action values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dm_env import specs
@@ -156,6 +156,8 @@ def num_actions(action_spec: heads.ActionSpec) -> int | dict[str, int]:
     ValueError: if a spec is continuous, or of several choices at once.
   """
   if isinstance(action_spec, Mapping):
+    if not action_spec:
+      raise ValueError('`action_spec` must have at least one head, got {}')
     return {key: _num_actions(action_spec[key]) for key in sorted(action_spec)}
   return _num_actions(action_spec)
 
@@ -183,6 +185,7 @@ def _linear(x: types.Array, sizes: Any, scale: float, name: str) -> Any:
   keys = sorted(sizes) if isinstance(sizes, Mapping) else None
   widths = [sizes] if keys is None else [sizes[key] for key in keys]
   w_init = encoders.orthogonal(scale)
+  x = encoding.as_float(x)
   y = hk.Linear(sum(widths), w_init=w_init, name=name)(x)
   if keys is None:
     return y
@@ -193,11 +196,13 @@ def _linear(x: types.Array, sizes: Any, scale: float, name: str) -> Any:
 def _check_keys(keys: Any) -> tuple[str, ...] | None:
   if keys is None:
     return None
-  if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
-    raise TypeError(f'`reward_keys` must be a sequence of keys, got {keys!r}')
-  if not keys or len(set(keys)) < len(tuple(keys)):
+  given = keys
+  keys = tuple(keys) if isinstance(keys, Iterable) else (None,)
+  if isinstance(given, str) or not all(isinstance(key, str) for key in keys):
+    raise TypeError(f'`reward_keys` must be a sequence of keys, got {given!r}')
+  if not keys or len(set(keys)) < len(keys):
     raise ValueError(f'`reward_keys` must be distinct, at least one: {keys!r}')
-  return tuple(keys)
+  return keys
 
 
 def _describe(encoder: encoding.Encoder, carry: Any) -> str:

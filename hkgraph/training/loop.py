@@ -108,6 +108,7 @@ def train(
   algorithms.of(config)
   protocol.check_int('total_steps', total_steps)
   protocol.check_int('eval_episodes', eval_episodes, minimum=0)
+  protocol.check_int('seed', seed, minimum=0)
   per_update = config.num_envs * config.num_steps
   num_updates = -(-total_steps // per_update)
   config = dataclasses.replace(config, total_updates=num_updates)
@@ -120,10 +121,13 @@ def train(
     total_steps=total_steps,
     seed=seed,
   )
+  if run_dir is not None:
+    run_folder.check_free(run_dir)
   env, agent = setup.build(env, network, config, normalize=normalize)
-  path = None if run_dir is None else run_folder.create(run_dir)
   init_key, eval_key = jax.random.split(jax.random.key(seed))
   update, state = setup.make_update(agent, env, config, init_key)
+  # Not before: a training that cannot begin leaves nothing.
+  path = None if run_dir is None else run_folder.create(run_dir)
   if path:
     run_folder.write_description(path, description)
   sinks = _sinks(progress, logger, path, num_updates * per_update)

@@ -61,11 +61,11 @@ class Description:
   network: str | None = None
 
 
-def create(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Makes the folder, and all folders above it.
+def check_free(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns a path at which a run folder can be made.
 
   Raises:
-    FileExistsError: If it holds anything, or is a file.
+    FileExistsError: If there is a file, or a folder that holds anything.
   """
   path = pathlib.Path(path)
   if path.exists() and not (path.is_dir() and not any(path.iterdir())):
@@ -73,6 +73,12 @@ def create(path: str | os.PathLike[str]) -> pathlib.Path:
       f'run folder {str(path)!r} exists and is not empty; give another '
       '`run_dir`, or remove it first'
     )
+  return path
+
+
+def create(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Makes the folder, and all folders above it; raises as `check_free`."""
+  path = check_free(path)
   path.mkdir(parents=True, exist_ok=True)
   return path
 

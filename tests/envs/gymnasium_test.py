@@ -210,6 +210,7 @@ class SpacesTest(parameterized.TestCase):
   @parameterized.parameters(
     ('CartPole', {}, "did you mean 'CartPole-v.'"),
     ('cartpole-v1', {}, "did you mean .*'CartPole-v1'"),
+    ('gymnasium:Nope-v0', {}, 'cannot make .gymnasium:Nope-v0'),
     ('CartPole-v1', {'max_steps': 0}, '`max_steps` must be an integer from 1'),
   )
   def test_wrong_names_and_settings(self, name, kwargs, message):

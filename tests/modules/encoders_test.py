@@ -185,6 +185,7 @@ class ContractTest(parameterized.TestCase):
   @parameterized.parameters(
     (lambda: encoders.MLPEncoder((4, 0)), r'`hidden_sizes`.*got \(4, 0\)'),
     (lambda: encoders.QMLPEncoder((4.0,)), '`hidden_sizes`'),
+    (lambda: encoders.MLPEncoder((True,)), '`hidden_sizes`'),
     (lambda: encoders.ConvEncoder((0,)), '`channels`'),
     (lambda: encoders.ConvEncoder(hidden_size=True), '`hidden_size`'),
     (lambda: encoders.QConvEncoder(stride=0), '`stride`'),
@@ -238,6 +239,12 @@ class ContractTest(parameterized.TestCase):
     np.testing.assert_array_equal(joined[..., 1:], agreement.rows((1,))[0])
     with self.assertRaisesRegex(TypeError, 'got 3'):
       encoding.as_module(3)
+
+  def test_sizes_may_come_once_and_from_numpy(self):
+    sizes = encoding.check_sizes('sizes', (np.int64(n) for n in (4, 5)))
+    self.assertEqual(sizes, (4, 5))
+    with self.assertRaisesRegex(TypeError, r'`sizes`.*\(64, 64\), got 64'):
+      encoding.check_sizes('sizes', 64)
 
 
 if __name__ == '__main__':

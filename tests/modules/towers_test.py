@@ -139,6 +139,13 @@ class ActorCriticTest(parameterized.TestCase):
     (dict(reward_keys=()), ValueError, 'at least one'),
     (dict(reward_keys=('a', 'a')), ValueError, 'distinct'),
     (dict(towers=(lambda: 3,)), TypeError, 'got 3'),
+    (dict(reward_keys=3), TypeError, 'a sequence of keys'),
+    (
+      dict(towers=(lambda: encoders.MLPEncoder,)),
+      TypeError,
+      r'write `MLPEncoder\(',
+    ),
+    (dict(towers=(lambda: hk.GRU(8),)), TypeError, 'RecurrentEncoder'),
   )
   def test_errors(self, wrong, error, message):
     network = _actor_critic(DISCRETE, **wrong)

@@ -100,6 +100,9 @@ class LoopTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.dir = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    # Also where the tests run in the background of a shell, which ignores it.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    self.addCleanup(signal.signal, signal.SIGINT, handler)
 
   def test_a_started_update_is_finished(self):
     # 1000 steps at 300 per update are 4 updates of 1200 steps.
@@ -259,6 +262,7 @@ class LoopTest(parameterized.TestCase):
     (dict(total_steps=0), 'total_steps'),
     (dict(total_steps=1.5), 'total_steps'),
     (dict(eval_episodes=-1), 'eval_episodes'),
+    (dict(seed=2**40), 'seed'),
     (dict(env='cartpol'), "did you mean 'cartpole'"),
     (dict(env=wrappers.Vectorize(fakes.Episodes(), 2)), 'single environment'),
   )
