@@ -51,7 +51,7 @@ def rows_of(stack: types.Array, reads: schedule_lib.Reads) -> types.Array:
     Shape `[m * F, ...]`.
   """
   rows = sum(reads.rows, ())
-  if rows == tuple(range(rows[0], rows[0] + len(rows))):
+  if rows[0] >= 0 and rows == tuple(range(rows[0], rows[0] + len(rows))):
     return lax.slice_in_dim(stack, rows[0], rows[0] + len(rows))
   return with_zero(stack)[jnp.array(rows)]
 

@@ -329,7 +329,7 @@ class _Planner:
     reads = Reads(
       group=source,
       near=_table(rows, width, lambda e: e[1][1], 0),
-      delay=_table(rows, width, lambda e: e[2], 0),
+      delay=_table(rows, width, lambda e: e[2], _padding_delay(rows)),
       rows=_table(rows, width, lambda e: next(number), -1),
       pack=len(self.packs),
     )
@@ -360,7 +360,7 @@ class _Planner:
           if width:
             columns = (
               _table(rows, width, lambda e: e[1][1], 0),
-              _table(rows, width, lambda e: e[2], 0),
+              _table(rows, width, lambda e: e[2], _padding_delay(rows)),
               _table(rows, width, lambda e: e[3], -1),
             )
             reads.append(Reads(target, *columns, pack=None))
@@ -447,6 +447,11 @@ def _cut(widths: dict[int, tuple[int, ...]]) -> list[list[int]]:
     parts.append([i for i, width in widths.items() if width in inside])
     start = stop
   return parts
+
+
+def _padding_delay(rows: Sequence) -> int:
+  """A delay that is read anyway: what is not there yet is not asked for."""
+  return min(e[2] for row in rows for e in row)
 
 
 def _join(outer: Sequence[Bucket], inner: Sequence[Bucket]) -> Iterable[Bucket]:

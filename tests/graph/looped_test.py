@@ -1,5 +1,6 @@
 """The grouped path against the general one: values, states, gradients."""
 
+import contextlib
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import hkgraph as hg
-from hkgraph.graph import products
+from hkgraph.graph import products, schedule
 from tests.graph import random_graphs
 
 
@@ -76,8 +77,16 @@ def _assert_close(got, wanted, tolerance):
   jax.tree_util.tree_map_with_path(check, got, wanted)
 
 
-def _with_turns(cache, small):
-  return mock.patch.multiple(products, CACHE=cache, SMALL=small)
+@contextlib.contextmanager
+def _limits(cache, small, buckets):
+  """The limits of the executor; plans made under others are forgotten."""
+  schedule.make.cache_clear()
+  with (
+    mock.patch.multiple(products, CACHE=cache, SMALL=small),
+    mock.patch.object(schedule, 'MAX_BUCKETS', buckets),
+  ):
+    yield
+  schedule.make.cache_clear()
 
 
 class PathsTest(parameterized.TestCase):
@@ -88,9 +97,10 @@ class PathsTest(parameterized.TestCase):
   def test_random_graphs(self, data, seed, small):
     spec = data.draw(random_graphs.specs(max_delay=4))
     is_first = data.draw(random_graphs.boundaries(6, 2))
-    wanted = _results(spec, 'general', 6, is_first, seed)
-    # With tiny limits every product is made member by member.
-    with _with_turns(1, 1) if small else _with_turns(2**19, 2**22):
+    # With tiny limits every product is made member by member, and members of
+    # any fan-in are padded to share one.
+    with _limits(1, 1, 1) if small else _limits(2**19, 2**22, 4):
+      wanted = _results(spec, 'general', 6, is_first, seed)
       got = _results(spec, 'grouped', 6, is_first, seed)
     _assert_close(got, wanted, 1e-5)
 
@@ -107,6 +117,29 @@ class PathsTest(parameterized.TestCase):
     dtypes = {x.dtype for x in jax.tree.leaves((got[0], _values(got[1].carry)))}
     self.assertEqual(dtypes, {jnp.dtype(jnp.bfloat16)})
     _assert_close(got, wanted, 0.1)
+
+  def test_members_of_one_bucket_that_read_unlike_groups(self):
+    # With a single bucket the first member has padding where others read.
+    graph = hg.PopulationGraph()
+    graph.add_input('x', 2, input_from='x')
+    for name in ('a', 'b', 'c'):
+      graph.add_population(name, 2, activation=jnp.tanh)
+    graph.add_population('wide', 3, activation=jnp.tanh)
+    graph.add_output('y', 1)
+    graph.connect('x', 'a')
+    graph.connect('a', 'b', delay=1, reciprocal=True)
+    graph.connect('b', 'c', delay=2, reciprocal=True)
+    graph.connect('wide', 'b', delay=1, reciprocal=True)
+    graph.connect('wide', 'c', delay=1)
+    graph.connect('c', 'y')
+    spec = graph.finalize()
+    is_first = np.random.default_rng(0).random((6, 2)) < 0.2
+    with _limits(2**19, 2**22, 1):
+      reads = [r for b in spec.schedule().blocks[1].inner for r in b.reads]
+      self.assertTrue(any(r.rows[0][0] < 0 for r in reads))
+      wanted = _results(spec, 'general', 6, is_first, 0)
+      got = _results(spec, 'grouped', 6, is_first, 0)
+    _assert_close(got, wanted, 1e-5)
 
 
 if __name__ == '__main__':
