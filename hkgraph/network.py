@@ -112,19 +112,15 @@ def transform(
     (state, _), outputs = jax.lax.scan(body, (state, key), xs)
     return outputs, state
 
-  def apply(params, state, key, inputs, is_first):
-    _check_rows('apply', inputs, is_first, 1)
-    _check_carry(state.carry, jnp.shape(is_first)[-1])
-    rows = stateful.Rows(is_first=is_first)
-    outputs, new = step(params, state, key, inputs, rows)
-    return outputs, state.replace(carry=new.carry)
+  def forward(name, num_axes, run):
+    def pass_(params, state, key, inputs, is_first):
+      _check_rows(name, inputs, is_first, num_axes)
+      _check_carry(state.carry, jnp.shape(is_first)[-1])
+      rows = stateful.Rows(is_first=is_first)
+      outputs, new = run(params, state, key, inputs, rows)
+      return outputs, state.replace(carry=new.carry)
 
-  def unroll_(params, state, key, inputs, is_first):
-    _check_rows('unroll', inputs, is_first, 2)
-    _check_carry(state.carry, jnp.shape(is_first)[-1])
-    rows = stateful.Rows(is_first=is_first)
-    outputs, new = sequence(params, state, key, inputs, rows)
-    return outputs, state.replace(carry=new.carry)
+    return pass_
 
   def update_statistics(params, state, inputs, is_first, mask):
     _check_rows('update_statistics', inputs, is_first, 2)
@@ -143,8 +139,8 @@ def transform(
 
   return Network(
     init=init,
-    apply=apply,
-    unroll=unroll_,
+    apply=forward('apply', 1, step),
+    unroll=forward('unroll', 2, sequence),
     initial_carry=initial_carry,
     update_statistics=update_statistics,
   )
