@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import types
-from hkgraph.modules import encoding
+from hkgraph.modules import encoding, perceptron, symlog
 
 Initializer = Callable[[Sequence[int], Any], types.Array]
 
@@ -81,6 +81,46 @@ class QMLPEncoder(MLPEncoder):
   @hk.transparent
   def _normalize(self, x: types.Array) -> types.Array:
     return encoding.layer_norm(x)
+
+
+class SymlogEncoder(encoding.FrameEncoder):
+  """Symlog of every number, then a perceptron; frames are flattened.
+
+  The encoder of vectors in Hafner et al., arXiv 2301.04104 (section "Robust
+  predictions": magnitudes need no normaliser): linear layers, each with a
+  layer norm and a SiLU. Integers are taken at face value.
+  """
+
+  def __init__(
+    self,
+    hidden_sizes: Sequence[int] = (256, 256, 256),
+    *,
+    activation: Callable[[types.Array], types.Array] = jax.nn.silu,
+    norm: bool = True,
+    name: str | None = None,
+  ):
+    """Creates the module.
+
+    Args:
+      hidden_sizes: Of the layers; the last is the number of features.
+      activation: After each layer.
+      norm: Whether there are layer norms.
+      name: Name of the module.
+
+    Raises:
+      ValueError: if a size is no positive integer.
+    """
+    super().__init__(name=name)
+    self._sizes = encoding.check_sizes('hidden_sizes', hidden_sizes)
+    self._activation = activation
+    self._norm = norm
+
+  @hk.transparent
+  def encode(self, frames: types.Array) -> types.Array:
+    x = symlog.symlog(encoding.as_float(_flat(frames)))
+    return perceptron.Perceptron(
+      self._sizes, activation=self._activation, norm=self._norm
+    )(x)
 
 
 class ConvEncoder(encoding.FrameEncoder):
