@@ -1,4 +1,4 @@
-"""The command line: `hkgraph train`, `hkgraph eval`, `hkgraph show`.
+"""The command line: `hkgraph train`, `eval`, `show` and `export`.
 
 JAX is imported when there is something to compute, so that help is fast.
 """
@@ -21,6 +21,7 @@ _COMMANDS = {
   'train': 'NAME|--env ENV     train an agent, on a task or in an environment',
   'eval': 'RUN [options]       evaluate the agent of a run folder',
   'show': 'NAME|FILE|RUN       print a graph, and draw it with --output',
+  'export': 'RUN FILE          write the policy to one file for JAX alone',
 }
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
 
@@ -122,6 +123,21 @@ class Show:
   output: pathlib.Path | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Export:
+  """Writes the policy of a run folder to one file that JAX alone can run.
+
+  Attributes:
+    run: The run folder.
+    output: The file, such as policy.hkg; it must not exist.
+    sampled: Whether actions are samples of the policy instead of its mode.
+  """
+
+  run: pathlib.Path
+  output: pathlib.Path
+  sampled: bool = False
+
+
 def _run(argv: list[str]) -> int:
   command, *rest = argv or ['']
   if command in ('-h', '--help'):
@@ -134,6 +150,8 @@ def _run(argv: list[str]) -> int:
     return _eval(_parse(Eval, rest, 'hkgraph eval'))
   elif command == 'show':
     return _show(_parse(Show, rest, 'hkgraph show'))
+  elif command == 'export':
+    return _export(_parse(Export, rest, 'hkgraph export'))
   else:
     raise _unknown('command', command, _COMMANDS)
   return 0
@@ -269,6 +287,25 @@ def _show(options: Show) -> int:
   print(spec.summary())
   if options.output:
     print(f'\npicture: {options.output}')
+  return 0
+
+
+def _export(options: Export) -> int:
+  with _told_in_a_line():
+    from hkgraph.training import export
+
+    header = export.export_run(
+      options.run, options.output, sampled=options.sampled
+    )
+  size = options.output.stat().st_size
+  actions = 'sampled' if options.sampled else 'deterministic'
+  print(f'policy       {options.output} ({size / 1000:.0f} kB, {actions})')
+  print(f'runs on      {", ".join(header["platforms"])}, of any batch size')
+  for kind in ('observation', 'action'):
+    for path, array in header[kind].items():
+      shape = ', '.join(['B', *map(str, array['shape'])])
+      label = f'{path} ' if path else ''
+      print(f'{kind:13}{label}{array["dtype"]}[{shape}]')
   return 0
 
 

@@ -1,0 +1,376 @@
+"""A trained policy as one file that JAX alone can run.
+
+The file is a zip: `policy.json` says what is in it, `initial` and `step` are
+functions as `jax.export` writes them (StableHLO, weights included, for cpu,
+cuda and tpu, of any batch size). It holds no pickle. To read it takes JAX and
+`flatbuffers`, which `jax.export` asks for, and neither Haiku nor this package:
+
+    import json
+    import zipfile
+    import jax
+    import numpy as np
+    from jax import export  # Needs `pip install flatbuffers`.
+
+    with zipfile.ZipFile('policy.hkg') as file:
+      header = json.loads(file.read('policy.json'))
+      assert header['version'] == 1, 'made by a newer hkgraph'
+      blobs = [bytearray(file.read(name)) for name in ('initial', 'step')]
+    initial, step = (jax.jit(export.deserialize(b).call) for b in blobs)
+    carry = initial(np.arange(4, dtype='uint32'))  # A seed for each of 4.
+
+    # At each row; `is_first` says in which elements an episode begins:
+    # action, carry = step(carry, observation, is_first)
+
+The carry is a tuple of arrays, `[B, ...]` each, the random keys among them as
+their raw data. Each batch element draws from a key of its own, so what it does
+depends neither on the batch size nor on its neighbours.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import dataclasses
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import hkgraph
+from hkgraph import types
+from hkgraph.envs import protocol
+from hkgraph.learners import agent as agent_lib
+from hkgraph.training import algorithms, policy_file, run_folder
+
+PLATFORMS = ('cpu', 'cuda', 'tpu')
+
+
+Step = Callable[..., tuple[types.ArrayTree, types.ArrayTree]]
+InitialCarry = Callable[[int, jax.Array], types.ArrayTree]
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """What is in the file of a policy.
+
+  Attributes:
+    initial_carry: `seeds -> carry`, seeds of shape `[B]`, uint32.
+    step: `(carry, observation, is_first) -> (action, carry)`, compiled:
+      observation `[B, ...]`, is_first `[B]`, action `[B, ...]` in the units of
+      the environment.
+    header: `policy.json`: `observation` and `action` by path, and `carry`, with
+      the shapes and dtypes of one batch element; `sampled`, `platforms`,
+      `metadata`, and the versions of `jax` and `hkgraph` that wrote the file.
+  """
+
+  initial_carry: Callable[[jax.Array], tuple[jax.Array, ...]]
+  step: Callable[..., tuple[types.ArrayTree, tuple[jax.Array, ...]]]
+  header: Mapping[str, Any]
+
+
+def export_policy(
+  path: str | os.PathLike[str],
+  step: Step,
+  initial_carry: InitialCarry,
+  params: types.ArrayTree,
+  observation: types.ArrayTree,
+  *,
+  sampled: bool = False,
+  platforms: tuple[str, ...] = PLATFORMS,
+  metadata: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+  """Writes a policy, given as pure functions, to one file.
+
+  Both functions are traced for a batch of one and mapped over the batch. The
+  file appears under its name only when it is complete.
+
+  Args:
+    path: The file; its folder must exist, and it must not.
+    step: `(params, carry, key, observation, is_first) -> (action, carry)` on
+      one row: observation `[B, ...]`, is_first `[B]`, bool, and a typed key
+      that is consumed. It resets the carry itself where `is_first` is set.
+    initial_carry: `(batch_size, key) -> carry`, `[B, ...]` on every leaf.
+    params: All that `step` reads besides: weights, statistics.
+    observation: The shape and dtype of one observation, without a batch axis:
+      a spec of `dm_env`, an array or `jax.ShapeDtypeStruct`, or a dict, list
+      or tuple of them.
+    sampled: What the header says of the actions; `step` decides.
+    platforms: What the file runs on.
+    metadata: Anything that JSON can hold, for the header.
+
+  Returns:
+    The header.
+
+  Raises:
+    FileExistsError: If there is something at `path`.
+    FileNotFoundError: If there is no such folder.
+    ImportError: If `flatbuffers` is not installed.
+    ValueError: If a leaf of the carry has no batch axis, or the metadata is
+      nothing that JSON can hold.
+  """
+  path = _check_free(path)
+  _check_flatbuffers()
+  one = _OnePolicy(step, initial_carry, params)
+  (batch,) = jax.export.symbolic_shape('batch')
+
+  def batched(tree):
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype), tree
+    )
+
+  seed = jax.ShapeDtypeStruct((), jnp.uint32)
+  flag = jax.ShapeDtypeStruct((), jnp.bool_)
+  shape = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), observation
+  )
+  carry = jax.eval_shape(one.initial, seed)
+  action, _ = jax.eval_shape(one.step, carry, shape, flag)
+  with _without_source_paths():
+    blobs = {
+      'initial': _export(one.initial, platforms, batched(seed)),
+      'step': _export(
+        one.step, platforms, batched(carry), batched(shape), batched(flag)
+      ),
+    }
+  header = {
+    'sampled': bool(sampled),
+    'platforms': list(platforms),
+    'observation': _describe(shape),
+    'action': _describe(action),
+    'carry': list(_describe(carry).values()),
+    'jax': jax.__version__,
+    'hkgraph': hkgraph.__version__,
+    'metadata': dict(metadata or {}),
+  }
+  return policy_file.write(path, header, blobs)
+
+
+def export_agent(
+  path: str | os.PathLike[str],
+  agent: agent_lib.Agent,
+  params: types.ArrayTree,
+  statistics: types.ArrayTree,
+  env: protocol.Environment,
+  *,
+  sampled: bool = False,
+  metadata: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+  """Writes the policy of an agent, as `export_policy`.
+
+  Args:
+    path: The file.
+    agent: An agent whose `init` has been called.
+    params: Parameters of its network.
+    statistics: Statistics of its network (a normalizer's).
+    env: A single environment, of which the specs are read.
+    sampled: Whether actions are samples of the policy instead of its mode.
+    metadata: Anything that JSON can hold.
+
+  Returns:
+    The header.
+  """
+
+  def step(params, carry, key, observation, is_first):
+    params, statistics = params
+    first, mid = types.StepType.FIRST, types.StepType.MID
+    timestep = types.TimeStep(
+      step_type=jnp.where(is_first, jnp.int32(first), jnp.int32(mid)),
+      reward=protocol.zeros_like_spec(env.reward_spec(), is_first.shape),
+      discount=jnp.ones(is_first.shape, jnp.float32),
+      observation=observation,
+    )
+    state = types.NetworkState(carry=carry, statistics=statistics)
+    output, state = agent.act(
+      params, state, key, timestep, deterministic=not sampled
+    )
+    return output.environment_action, state.carry
+
+  return export_policy(
+    path,
+    step,
+    agent.initial_carry,
+    (params, statistics),
+    env.observation_spec(),
+    sampled=sampled,
+    metadata=metadata,
+  )
+
+
+def export_run(
+  run_dir: str | os.PathLike[str],
+  path: str | os.PathLike[str],
+  *,
+  sampled: bool = False,
+) -> dict[str, Any]:
+  """Writes the policy that a run folder holds, as `export_policy`.
+
+  Args:
+    run_dir: A run folder of an environment by name, and a graph or a usual
+      network.
+    path: The file.
+    sampled: Whether actions are samples of the policy instead of its mode.
+
+  Returns:
+    The header; its metadata are the environment, algorithm and seed.
+
+  Raises:
+    FileNotFoundError: If `run_dir` is no run folder, or holds no weights.
+    ValueError: If it is damaged, or of an environment or a network that was
+      made by hand.
+  """
+  path = _check_free(path)
+  description = run_folder.read_description(run_dir)
+  if not pathlib.Path(run_dir, 'weights.npz').is_file():
+    raise FileNotFoundError(
+      f'no weights in {str(run_dir)!r}: its training did not come to an end; '
+      'train again, into another folder'
+    )
+  env, agent, params, statistics = run_folder.restore(run_dir)
+  metadata = {
+    'environment': description.environment,
+    'algorithm': algorithms.of(description.config).name,
+    'seed': description.seed,
+  }
+  return export_agent(
+    path, agent, params, statistics, env, sampled=sampled, metadata=metadata
+  )
+
+
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+  """Reads the file of a policy; no code of the file's maker is imported.
+
+  Args:
+    path: What `export_policy` wrote.
+
+  Returns:
+    The policy.
+
+  Raises:
+    FileNotFoundError: If there is no such file.
+    ImportError: If `flatbuffers` is not installed.
+    ValueError: If the file is damaged, something else, or of a newer version,
+      or if this JAX cannot read what is in it.
+  """
+  header, blobs = policy_file.read(path)
+  _check_flatbuffers()
+  try:
+    initial, step = (
+      jax.jit(jax.export.deserialize(bytearray(blobs[name])).call)
+      for name in ('initial', 'step')
+    )
+  except Exception as error:
+    raise ValueError(
+      f'JAX {jax.__version__} cannot read {path}, which JAX {header["jax"]} '
+      f'wrote ({error}); JAX reads exports that are up to six months older'
+    ) from error
+  return Policy(initial_carry=initial, step=step, header=header)
+
+
+class _OnePolicy:
+  """A policy of one batch element: no batch axis, carry as a plain tuple."""
+
+  def __init__(self, step: Step, initial_carry: InitialCarry, params: Any):
+    self._step = step
+    self._initial_carry = initial_carry
+    self._params = params
+    key = jax.random.key(0)
+    carry = jax.eval_shape(lambda key: initial_carry(1, key), key)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
+      if leaf.shape[:1] != (1,):
+        raise ValueError(
+          'the carry must have the batch as leading axis on every leaf; for '
+          f'batch size 1, carry{jax.tree_util.keystr(path)} has shape '
+          f'{leaf.shape}'
+        )
+    leaves, self._structure = jax.tree.flatten(carry)
+    self._impls = [_key_impl(x.dtype) for x in [*leaves, key]]
+
+  def initial(self, seed):
+    key, carry_key = jax.random.split(jax.random.key(seed))
+    return self._to_arrays(self._initial_carry(1, carry_key), key)
+
+  def step(self, arrays, observation, is_first):
+    carry, key = self._from_arrays(arrays)
+    next_key, key = jax.random.split(key)
+    observation, is_first = jax.tree.map(
+      lambda x: x[None], (observation, is_first)
+    )
+    action, carry = self._step(self._params, carry, key, observation, is_first)
+    action = jax.tree.map(lambda x: x[0], action)
+    return action, self._to_arrays(carry, next_key)
+
+  def _to_arrays(self, carry, key):
+    leaves = [x[0] for x in jax.tree.leaves(carry)]
+    return tuple(
+      jax.random.key_data(x) if impl else x
+      for x, impl in zip([*leaves, key], self._impls, strict=True)
+    )
+
+  def _from_arrays(self, arrays):
+    *leaves, key = (
+      jax.random.wrap_key_data(x, impl=impl) if impl else x
+      for x, impl in zip(arrays, self._impls, strict=True)
+    )
+    leaves = [x[None] for x in leaves]
+    return jax.tree.unflatten(self._structure, leaves), key
+
+
+def _key_impl(dtype: Any) -> str | None:
+  if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    return None
+  return str(jax.random.key_impl(jnp.empty((), dtype)))
+
+
+def _export(function, platforms, *args) -> bytes:
+  mapped = jax.jit(jax.vmap(function))
+  return bytes(
+    jax.export.export(mapped, platforms=platforms)(*args).serialize()
+  )
+
+
+@contextlib.contextmanager
+def _without_source_paths() -> Iterator[None]:
+  """Keeps paths of source files, which tell of a user's folders, out."""
+  name = 'jax_traceback_in_locations_limit'
+  before = getattr(jax.config, name)
+  jax.config.update(name, 0)
+  try:
+    yield
+  finally:
+    jax.config.update(name, before)
+
+
+def _describe(tree: Any) -> dict[str, Any]:
+  """Shapes and dtypes by path; the path of a bare array is empty."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): {
+      'dtype': str(x.dtype),
+      'shape': list(x.shape),
+    }
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _check_free(path: str | os.PathLike[str]) -> pathlib.Path:
+  path = pathlib.Path(path)
+  if path.exists():
+    raise FileExistsError(
+      f'{str(path)!r} exists; give another name, or remove it first'
+    )
+  if not path.parent.is_dir():
+    raise FileNotFoundError(
+      f'{str(path)!r} cannot be written: there is no folder '
+      f'{str(path.parent)!r}; make it first'
+    )
+  return path
+
+
+def _check_flatbuffers() -> None:
+  try:
+    import flatbuffers  # noqa: F401
+  except ImportError as error:
+    raise ImportError(
+      '`jax.export` needs the package flatbuffers to write and read files; '
+      "install it with: pip install 'hkgraph[export]'",
+      name='flatbuffers',
+    ) from error
