@@ -146,6 +146,25 @@ def transform(
   )
 
 
+def methods(
+  make: Callable[[], tuple[Callable[..., Any], dict[str, Callable[..., Any]]]],
+) -> tuple[Callable[..., Any], dict[str, Callable[..., Any]]]:
+  """Makes pure functions of Haiku functions that share modules.
+
+  For models that keep their state by argument, such as a world model.
+
+  Args:
+    make: Makes the modules and returns a function that uses them all, and a
+      dict of functions; none keeps Haiku state or draws Haiku keys.
+
+  Returns:
+    `init(key, ...) -> params`, which takes the arguments of the first function,
+    and a dict of `(params, ...) -> result`.
+  """
+  init, functions = hk.without_apply_rng(hk.multi_transform(make))
+  return init, functions
+
+
 def graph_network(
   spec: spec_lib.GraphSpec,
   *,

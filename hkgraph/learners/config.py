@@ -68,15 +68,15 @@ class PPOConfig:
   def __post_init__(self):
     _check_common(self)
     for name in ('value_cost', 'entropy_cost', 'weight_decay'):
-      _check_number(name, getattr(self, name), 'at least 0', 0)
-    _check_above_zero('clip_epsilon', self.clip_epsilon)
+      check_number(name, getattr(self, name), 'at least 0', 0)
+    check_above_zero('clip_epsilon', self.clip_epsilon)
     for name in ('value_clip', 'target_kl'):
       if getattr(self, name) is not None:
-        _check_above_zero(name, getattr(self, name))
-    _check_choice(
+        check_above_zero(name, getattr(self, name))
+    check_choice(
       'normalise_advantages', self.normalise_advantages, (True, False)
     )
-    _check_choice(
+    check_choice(
       'advantage_mode', self.advantage_mode, ('combined', 'per_head')
     )
     _check_weights('advantage_weights', self.advantage_weights)
@@ -137,16 +137,16 @@ class PQNConfig:
 
   def __post_init__(self):
     _check_common(self)
-    _check_choice('optimizer', self.optimizer, ('radam', 'adam'))
+    check_choice('optimizer', self.optimizer, ('radam', 'adam'))
     for name in ('epsilon_start', 'epsilon_finish'):
-      _check_number(name, getattr(self, name), 'in [0, 1]', 0, 1)
-    _check_number(
+      check_number(name, getattr(self, name), 'in [0, 1]', 0, 1)
+    check_number(
       'exploration_fraction',
       self.exploration_fraction,
       'above 0 and at most 1',
       *(0, 1, True),
     )
-    _check_count('burn_in', self.burn_in, minimum=0)
+    check_count('burn_in', self.burn_in, minimum=0)
     if self.burn_in >= self.num_steps:
       raise ValueError(
         f'`burn_in` must be less than `num_steps`, got {self.burn_in} and '
@@ -157,15 +157,15 @@ class PQNConfig:
 def _check_common(config: PPOConfig | PQNConfig):
   """Checks what the configs of all learners from rollouts have."""
   for name in ('num_envs', 'num_steps', 'num_minibatches', 'num_epochs'):
-    _check_count(name, getattr(config, name))
+    check_count(name, getattr(config, name))
   for name in ('discount', 'lambda_'):
-    _check_number(name, getattr(config, name), 'in [0, 1]', 0, 1)
-  _check_above_zero('learning_rate', config.learning_rate)
+    check_number(name, getattr(config, name), 'in [0, 1]', 0, 1)
+  check_above_zero('learning_rate', config.learning_rate)
   if config.max_grad_norm is not None:
-    _check_above_zero('max_grad_norm', config.max_grad_norm)
+    check_above_zero('max_grad_norm', config.max_grad_norm)
   if config.total_updates is not None:
-    _check_count('total_updates', config.total_updates)
-  _check_choice('schedule', config.schedule, ('constant', 'linear'))
+    check_count('total_updates', config.total_updates)
+  check_choice('schedule', config.schedule, ('constant', 'linear'))
   if config.num_envs % config.num_minibatches:
     near = _nearest_divisor(config.num_envs, config.num_minibatches)
     raise ValueError(
@@ -175,13 +175,13 @@ def _check_common(config: PPOConfig | PQNConfig):
     )
 
 
-def _check_count(name: str, value: int, minimum: int = 1):
+def check_count(name: str, value: int, minimum: int = 1):
   if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
     kind = 'a positive' if minimum else 'a non-negative'
     raise ValueError(f'`{name}` must be {kind} integer, got {value!r}')
 
 
-def _check_number(
+def check_number(
   name: str,
   value: float,
   allowed: str,
@@ -199,8 +199,8 @@ def _check_number(
     raise ValueError(f'`{name}` must be a number {allowed}, got {value!r}')
 
 
-def _check_above_zero(name: str, value: float):
-  _check_number(name, value, 'above 0', 0, above=True)
+def check_above_zero(name: str, value: float):
+  check_number(name, value, 'above 0', 0, above=True)
 
 
 def _check_weights(name: str, value: Mapping[str, float] | None):
@@ -211,10 +211,10 @@ def _check_weights(name: str, value: Mapping[str, float] | None):
       f'`{name}` must be a number for each reward, or None, got {value!r}'
     )
   for key, weight in value.items():
-    _check_number(f'{name}[{key!r}]', weight, 'of any sign', -math.inf)
+    check_number(f'{name}[{key!r}]', weight, 'of any sign', -math.inf)
 
 
-def _check_choice(name: str, value: Any, choices: tuple[Any, ...]):
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]):
   if not any(type(value) is type(c) and value == c for c in choices):
     allowed = ' or '.join(map(repr, choices))
     raise ValueError(f'`{name}` must be {allowed}, got {value!r}')

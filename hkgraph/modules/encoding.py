@@ -177,6 +177,15 @@ def as_float(x: types.Array, *, image: bool = False) -> types.Array:
   return x / 255 if is_brightness else x
 
 
+def cast_floats(tree: Any, dtype: Any) -> Any:
+  """Casts the floats of a tree; other leaves stay as they are."""
+
+  def cast(x):
+    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+  return jax.tree.map(cast, tree)
+
+
 def by_frame(
   fn: Callable[[types.Array], types.Array], obs: types.Array, num_axes: int
 ) -> types.Array:

@@ -182,6 +182,51 @@ def input_size(
   return len(low) * _inputs_per_dimension(scale)
 
 
+def encoded_size(action_spec: ActionSpec) -> int:
+  """Counts the numbers that `encode_action` makes of an action."""
+  leaves = [action_spec]
+  if isinstance(action_spec, Mapping):
+    leaves = [_leaf(action_spec[key]) for key in sorted(action_spec)]
+  return sum(
+    input_size(spec) if _is_integer(spec) else len(_bounds(spec)[0])
+    for spec in leaves
+  )
+
+
+def encode_action(
+  action_spec: ActionSpec, action: types.ArrayTree
+) -> types.Array:
+  """Makes an action an input of networks.
+
+  Choices are one-hot, and bounded numbers lie between -1 and 1; the heads of a
+  dict are side by side, in the order of their keys.
+
+  Args:
+    action_spec: A spec of `dm_env.specs`, or a dict of them.
+    action: In the policy's own space, as `distributions.sample` returns it,
+      `[...]` or `[..., d]`; a dict if the spec is one.
+
+  Returns:
+    Shape `[..., encoded_size(action_spec)]`.
+  """
+  if isinstance(action_spec, Mapping):
+    parts = [
+      encode_action(action_spec[key], action[key])
+      for key in sorted(action_spec)
+    ]
+    return jnp.concatenate(parts, axis=-1)
+  if not _is_integer(action_spec):
+    return jnp.tanh(action)
+  num_actions = _num_actions(action_spec)
+  if not action_spec.shape:
+    return jax.nn.one_hot(action, int(num_actions))
+  parts = [
+    jax.nn.one_hot(action[..., i], n)
+    for i, n in enumerate(num_actions.tolist())
+  ]
+  return jnp.concatenate(parts, axis=-1)
+
+
 def _leaf(spec: Any) -> specs.Array:
   if isinstance(spec, Mapping):
     raise ValueError(

@@ -91,6 +91,45 @@ def write(history: History, value: types.ArrayTree) -> History:
   )
 
 
+def last(history: History) -> types.ArrayTree:
+  """The value that was written last, `[B, ...]`, of whatever episode."""
+  slot = jnp.mod(history.position - 1, length_of(history))
+  return jax.tree.map(
+    lambda values: jax.vmap(lambda v, s: v[s])(values, slot), history.values
+  )
+
+
+def of_rows(
+  history: History, values: types.ArrayTree, is_first: types.Array
+) -> History:
+  """The histories after each row of a sequence, for a batch of all rows.
+
+  Args:
+    history: Before row 0.
+    values: What was written at each row. Shape `[T, B, ...]`.
+    is_first: Rows that open an episode. Shape `[T, B]`, bool.
+
+  Returns:
+    A history of `T * B` elements, row `t` of element `b` at `t * B + b`; equal
+    to that which writing row by row leaves, but for where its ring begins.
+  """
+  num_rows, batch_size = is_first.shape
+  length = length_of(history)
+  rows = jnp.arange(1, num_rows + 1)[:, None] + jnp.arange(length)[None]
+
+  def windows(past, values):
+    line = jnp.concatenate([past, values.astype(past.dtype)])
+    window = jnp.moveaxis(line[rows], 1, 2)
+    return window.reshape(num_rows * batch_size, length, *past.shape[2:])
+
+  age = jnp.minimum(age_of_rows(history, is_first) + 1, length)
+  return History(
+    values=jax.tree.map(windows, past(history), values),
+    position=jnp.zeros(num_rows * batch_size, jnp.int32),
+    age=age.reshape(-1),
+  )
+
+
 def length_of(history: History) -> int:
   """The longest delay that can be read, `L`."""
   return jax.tree.leaves(history.values)[0].shape[1]

@@ -81,7 +81,7 @@ class RecurrentEncoder(encoding.Encoder):
   @hk.transparent
   def _step(self, x, state, is_first):
     initial = self.core.initial_state(is_first.shape[0])
-    return self.core(x, _reset(is_first, state, initial))
+    return self.core(x, reset_state(is_first, state, initial))
 
   @hk.transparent
   def _unroll(self, x, state, is_first):
@@ -92,7 +92,7 @@ class RecurrentEncoder(encoding.Encoder):
 
     def body(state, row):
       x, is_first = row
-      y, state = self.core(x, _reset(is_first, state, initial))
+      y, state = self.core(x, reset_state(is_first, state, initial))
       return state, y
 
     state, y = hk.scan(body, state, (x, is_first))
@@ -115,8 +115,17 @@ def _has_unroll(core: hk.RNNCore) -> bool:
   return getattr(core, 'path', None) != 'general'
 
 
-def _reset(is_first: types.Array, state: Any, initial: Any) -> Any:
-  """The state with the elements reset that begin an episode."""
+def reset_state(is_first: types.Array, state: Any, initial: Any) -> Any:
+  """The state of a core, reset where an episode begins.
+
+  Args:
+    is_first: Shape `[B]`, bool.
+    state: Tree of arrays and histories. Shape `[B, ...]`.
+    initial: What to reset to; like `state`.
+
+  Returns:
+    Tree like `state`.
+  """
 
   def is_history(x):
     return isinstance(x, history.History)

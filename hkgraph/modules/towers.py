@@ -75,13 +75,13 @@ class ActorCritic(hk.Module):
     """
     self._check_carries(obs)
     features = self._policy_tower(obs)
-    logits = _linear(features, self._sizes, 0.01, 'policy_head')
+    logits = linear_heads(features, self._sizes, 0.01, 'policy_head')
     head = self._head
     head = routing.Map(head) if isinstance(head, Mapping) else head
     if self._value_tower is not None:
       features = self._value_tower(obs)
     sizes = {key: 1 for key in self._reward_keys} if self._reward_keys else 1
-    values = _linear(features, sizes, 1.0, 'value_head')
+    values = linear_heads(features, sizes, 1.0, 'value_head')
     return types.PolicyValue(
       policy=head(logits),
       value=jax.tree.map(lambda x: jnp.squeeze(x, -1), values),
@@ -140,7 +140,7 @@ class QNetwork(hk.Module):
     Returns:
       Shape `[B, A]` or `[T, B, A]`; a dict for a dict of specs.
     """
-    return _linear(self._encoder(obs), self._sizes, 1.0, 'q_head')
+    return linear_heads(self._encoder(obs), self._sizes, 1.0, 'q_head')
 
 
 def num_actions(action_spec: heads.ActionSpec) -> int | dict[str, int]:
@@ -180,8 +180,18 @@ def _num_actions(spec: Any) -> int:
   return heads.input_size(spec)
 
 
-def _linear(x: types.Array, sizes: Any, scale: float, name: str) -> Any:
-  """One product for all heads; `sizes` is a size or a dict of them."""
+def linear_heads(x: types.Array, sizes: Any, scale: float, name: str) -> Any:
+  """One linear layer for all heads.
+
+  Args:
+    x: Features `[..., F]`.
+    sizes: The size of a head, or a dict of them.
+    scale: Of the orthogonal weights.
+    name: Of the layer.
+
+  Returns:
+    Shape `[..., size]`, or a dict of such.
+  """
   keys = sorted(sizes) if isinstance(sizes, Mapping) else None
   widths = [sizes] if keys is None else [sizes[key] for key in keys]
   w_init = encoders.orthogonal(scale)

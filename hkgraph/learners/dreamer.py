@@ -1,0 +1,610 @@
+"""DreamerV3 (Hafner et al., 2023): learns in a world that it has learned."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+import chex
+from dm_env import specs
+import haiku as hk
+import jax
+from jax import lax
+import jax.numpy as jnp
+import optax
+
+from hkgraph import network as network_lib
+from hkgraph import trees, types
+from hkgraph.data import replay as replay_lib
+from hkgraph.graph import core as graph_core
+from hkgraph.graph import spec as spec_lib
+from hkgraph.learners import agent as agent_lib
+from hkgraph.learners import checks, dreamer_config, guard
+from hkgraph.learners import optimizer as optimizer_lib
+from hkgraph.losses import dreamer as losses
+from hkgraph.modules import (
+  behaviour,
+  distributions,
+  encoding,
+  heads,
+  rssm,
+  world_model,
+)
+
+DreamerConfig = dreamer_config.DreamerConfig
+Core = spec_lib.GraphSpec | Callable[[], hk.RNNCore]
+
+
+@chex.dataclass(frozen=True, mappable_dataclass=False)
+class Row:
+  """What is replayed of a row.
+
+  Attributes:
+    observation: In its own dtype.
+    action: What was done at the row, in the policy's own space.
+    reward: Of the transition into the row.
+    discount: 0 if that transition terminated the episode, else 1.
+    is_first: Whether the row opens an episode.
+  """
+
+  observation: types.ArrayTree  # [..., *observation_shape]
+  action: types.ArrayTree  # [...]
+  reward: types.Array  # [...]
+  discount: types.Array  # [...]
+  is_first: types.Array  # [...]
+
+
+@chex.dataclass(frozen=True, mappable_dataclass=False)
+class DreamerState(agent_lib.LearnerState):
+  """All that DreamerV3 changes.
+
+  Attributes:
+    params: A dict: `world_model`, `actor` and `critic`.
+    statistics: Empty.
+    opt_state: A dict with the keys of `params`.
+    key: Typed key that the next update splits.
+    num_updates: Number of updates that were applied, int32.
+    slow_critic: A moving average of the critic's parameters.
+    return_range: Of the imagined returns.
+    replay: The rows that were met.
+  """
+
+  slow_critic: types.ArrayTree
+  return_range: losses.ReturnRange
+  replay: replay_lib.Replay
+
+
+@dataclasses.dataclass(frozen=True)
+class DreamerAgent(agent_lib.Agent):
+  """An agent that also tells what it expects.
+
+  Attributes:
+    foresee: `(params, timestep, action, key, num_context) -> Foreseen`: follows
+      the first rows of an episode `[T, B, ...]`, then only the actions.
+    loss: `(params, slow_critic, return_range, rows, key) -> (loss, (range,
+      metrics))`, what `update` takes gradients of; rows `[T, B, ...]`.
+  """
+
+  foresee: Callable[..., Any]
+  loss: Callable[..., Any]
+
+
+@chex.dataclass(frozen=True, mappable_dataclass=False)
+class Foreseen:
+  """What an agent expects of rows, beside what they were.
+
+  Attributes:
+    observation: As the decoder has it, by name: images `[H, W, C]`, all else
+      vectors.
+    target: The observations in the same form.
+    reward: Expected reward of the transition into each row.
+    discount: Probability that the transition into each row does not terminate.
+  """
+
+  observation: types.ArrayTree  # [T, B, ...]
+  target: types.ArrayTree  # [T, B, ...]
+  reward: types.Array  # [T, B]
+  discount: types.Array  # [T, B]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Networks:
+  """World model, actor and critic as pure functions."""
+
+  init: Callable[..., dict[str, types.ArrayTree]]
+  world: Mapping[str, Callable[..., Any]]
+  actor: Callable[..., Any]
+  critic: Callable[..., Any]
+
+
+def make_dreamer(
+  observation_spec: Any,
+  action_spec: Any,
+  config: DreamerConfig,
+  *,
+  core: Core | None = None,
+) -> DreamerAgent:
+  """Makes an agent that plans by a world model of its own.
+
+  DreamerV3 (Hafner et al., "Mastering Diverse Domains through World Models",
+  arXiv 2301.04104). `update` adds the rows of a trajectory to a replay on the
+  device; then it makes `config.train_ratio` gradient steps, each on a batch of
+  replayed sequences, from which world model, actor and critic all learn: the
+  world model of the rows, actor and critic of `config.horizon` steps imagined
+  from the state after every row. No step is made until as many rows are stored
+  as a sequence has.
+
+  Sequences may run through several episodes. Where a row is first, the state
+  and the previous action are zero; where a sequence begins within an episode,
+  they are zero too, and its first `config.burn_in` rows only warm the state:
+  they are followed without gradient and count in no loss.
+
+  The carry holds the state of the world model and the previous action, in the
+  dtype of `config`. There are no statistics: observations and rewards are
+  squashed by symlog.
+
+  Metrics are means over the gradient steps: of `losses.dreamer`, and
+  `grad_norm/KEY` of each part; and those of `guard.keep_finite`.
+
+  Args:
+    observation_spec: A `dm_env` spec, or a dict of them; see `WorldModel`.
+    action_spec: A `dm_env` spec, discrete or bounded, or a dict of them.
+    config: The hyperparameters.
+    core: The deterministic part of the state. None makes the gated recurrence
+      of the paper; a graph is told latents and action through a learned layer
+      for each of its inputs, and its outputs are the features; a function
+      without arguments makes any `hk.RNNCore`, whose initial state is constant.
+
+  Returns:
+    An `Agent`; its `init` raises `ValueError` if the reward is a dict.
+
+  Raises:
+    TypeError: If an argument is of another type.
+    ValueError: If there is no policy for the actions, or the decoder cannot
+      make an image of the size that is observed.
+  """
+  checks.check_config(config, DreamerConfig)
+  networks = _make_networks(observation_spec, action_spec, config, core)
+  optimizers = {
+    name: optimizer_lib.make_optimizer(
+      rate, max_grad_norm=config.max_grad_norm, eps=1e-8
+    )
+    for name, rate in (
+      ('world_model', config.learning_rate),
+      ('actor', config.actor_learning_rate),
+      ('critic', config.critic_learning_rate),
+    )
+  }
+  dtype = jnp.dtype(config.dtype)
+  loss_fn = _make_loss(networks, action_spec, config)
+  fit = _make_fit(loss_fn, optimizers, config)
+
+  def init(key, timestep):
+    check_reward(timestep.reward)
+    params_key, learner_key = jax.random.split(key)
+    params = networks.init(params_key, timestep.observation)
+    return DreamerState(
+      params=params,
+      statistics={},
+      opt_state={k: optimizers[k].init(params[k]) for k in params},
+      key=learner_key,
+      num_updates=jnp.zeros((), jnp.int32),
+      # Copied, so that no two leaves share a buffer that is given away.
+      slow_critic=jax.tree.map(jnp.copy, params['critic']),
+      return_range=losses.init_range(),
+      replay=replay_lib.empty(
+        _empty_row(timestep, action_spec), config.capacity
+      ),
+    )
+
+  def initial_carry(batch_size, key=None):
+    del key  # Noise is drawn from the keys that `act` is given.
+    return {
+      'state': networks.world['initial']({}, batch_size, dtype),
+      'action': jnp.zeros((batch_size, heads.encoded_size(action_spec)), dtype),
+    }
+
+  def act(
+    params, state, key, timestep, *, deterministic=False, num_updates=None
+  ):
+    del num_updates  # Exploration is the actor's entropy.
+    latent_key, action_key = jax.random.split(key)
+    params = encoding.cast_floats(params, dtype)
+    observed = networks.world['observe'](
+      params['world_model'],
+      state.carry['state'],
+      jax.tree.map(lambda x: x[None], timestep.observation),
+      state.carry['action'][None],
+      timestep.first()[None],
+      latent_key,
+    )
+    features = observed.features[0]
+    policy = networks.actor(params['actor'], features)
+    if deterministic:
+      action = distributions.mode(policy)
+    else:
+      action = distributions.sample(policy, action_key)
+    output = agent_lib.ActorOutput(
+      action=action,
+      environment_action=distributions.to_environment(policy, action),
+      log_prob=distributions.log_prob(policy, action),
+      value=networks.critic(params['critic'], features).mean(),
+    )
+    carry = {
+      'state': observed.state,
+      'action': heads.encode_action(action_spec, action).astype(dtype),
+    }
+    return output, state.replace(carry=carry)
+
+  def update(learner_state, trajectory):
+    checks.check_trajectory(trajectory, config)
+    rows = jax.tree.map(lambda x: x[:-1], trajectory.timestep)
+    replay = replay_lib.add(learner_state.replay, _row(rows, trajectory.action))
+    key, fit_key = jax.random.split(learner_state.key)
+    # The replay stays outside of what is selected: it is never copied.
+    before = learner_state.replace(replay=(), key=key)
+    after, metrics = fit(before, replay, fit_key)
+    after, faults = guard.keep_finite(before, after, trajectory)
+    return after.replace(replay=replay), metrics | faults
+
+  def foresee(params, timestep, action, key, num_context):
+    return _foresee(
+      networks, action_spec, dtype, params, timestep, action, key, num_context
+    )
+
+  return DreamerAgent(
+    init=init,
+    initial_carry=initial_carry,
+    act=act,
+    update=update,
+    foresee=foresee,
+    loss=loss_fn,
+  )
+
+
+def check_reward(reward: Any) -> None:
+  """Raises `ValueError` if the reward is a dict."""
+  if isinstance(reward, Mapping):
+    raise ValueError(
+      'DreamerV3 learns from one reward, got a dict with the keys '
+      f'{sorted(reward)}; let the environment add them up, or train with PPO'
+    )
+
+
+def _make_networks(observation_spec, action_spec, config, core) -> _Networks:
+  sizes = config.sizes
+  hidden_sizes = [sizes.hidden_size] * sizes.num_layers
+  make_core = _core_maker(core, sizes)
+
+  def make_world():
+    model = world_model.WorldModel(
+      observation_spec,
+      make_core(),
+      num_latents=sizes.num_latents,
+      num_classes=sizes.num_classes,
+      hidden_size=sizes.hidden_size,
+      num_layers=sizes.num_layers,
+      num_bins=sizes.num_bins,
+      num_channels=sizes.num_channels,
+      unimix=config.unimix,
+    )
+
+    def everything(observation, key):
+      row = jax.tree.map(lambda x: x[None], observation)
+      batch_size = jax.tree.leaves(row)[0].shape[1]
+      is_first = jnp.ones((1, batch_size), bool)
+      action = jnp.zeros((1, batch_size, heads.encoded_size(action_spec)))
+      state = model.initial(batch_size)
+      observed = model.observe(state, row, action, is_first, key)
+      model.decode(observed.features)
+      model.reward(observed.features)
+      model.continues(observed.features)
+      return observed.features[0]
+
+    names = (
+      'initial observe imagine follow reward continues decode prepare'
+    ).split()
+    return everything, {
+      'everything': everything,
+      **{name: getattr(model, name) for name in names},
+    }
+
+  def make_actor():
+    actor = behaviour.Actor(action_spec, hidden_sizes, unimix=config.unimix)
+    return actor, {'actor': actor}
+
+  def make_critic():
+    critic = behaviour.Critic(hidden_sizes, num_bins=sizes.num_bins)
+    return critic, {'critic': critic}
+
+  (init_world, world), (init_actor, actor), (init_critic, critic) = (
+    network_lib.methods(make) for make in (make_world, make_actor, make_critic)
+  )
+
+  def init(key, observation):
+    world_key, actor_key, critic_key, latent_key = jax.random.split(key, 4)
+    params = init_world(world_key, observation, latent_key)
+    features = jax.eval_shape(
+      world['everything'], params, observation, latent_key
+    )
+    features = jnp.zeros(features.shape, features.dtype)
+    return {
+      'world_model': params,
+      'actor': init_actor(actor_key, features),
+      'critic': init_critic(critic_key, features),
+    }
+
+  networks = _Networks(init, world, actor['actor'], critic['critic'])
+  # Says what does not fit before anything is computed.
+  observation = jax.tree.map(
+    lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), observation_spec
+  )
+  jax.eval_shape(init, jax.random.key(0), observation)
+  return networks
+
+
+def _core_maker(core, sizes) -> Callable[[], hk.RNNCore]:
+  if core is None:
+    return lambda: rssm.GatedCell(
+      sizes.recurrent_size, sizes.hidden_size, num_blocks=sizes.num_blocks
+    )
+  if isinstance(core, spec_lib.GraphSpec):
+    return lambda: rssm.ProjectedCore(
+      graph_core.GraphCore(core), core.input_sizes
+    )
+  if not callable(core) or isinstance(core, hk.RNNCore):
+    raise TypeError(
+      '`core` must be a finished graph, or a function without arguments that '
+      f'makes an hk.RNNCore, as `lambda: hk.GRU(200)`, got {core!r}'
+    )
+  return core
+
+
+def _empty_row(timestep: types.TimeStep, action_spec: Any) -> Row:
+  shape = timestep.step_type.shape
+
+  def action(spec):
+    is_float = jnp.issubdtype(spec.dtype, jnp.floating)
+    dtype = jnp.float32 if is_float else jnp.int32
+    return jnp.zeros((*shape, *spec.shape), dtype)
+
+  return _row(timestep, jax.tree.map(action, action_spec))
+
+
+def _row(timestep: types.TimeStep, action: types.ArrayTree) -> Row:
+  return Row(
+    observation=timestep.observation,
+    action=action,
+    reward=timestep.reward,
+    discount=timestep.discount,
+    is_first=timestep.first(),
+  )
+
+
+def _make_fit(loss_fn, optimizers, config):
+  """Makes `(state, replay, key) -> (state, metrics)`: all gradient steps."""
+
+  def step(state, replay, key):
+    sample_key, loss_key = jax.random.split(key)
+    rows = replay_lib.sample(
+      replay, sample_key, config.batch_size, config.replayed_rows
+    )
+    grads, (return_range, metrics) = jax.grad(loss_fn, has_aux=True)(
+      state.params, state.slow_critic, state.return_range, rows, loss_key
+    )
+    params, opt_state = {}, {}
+    for name, optimizer in optimizers.items():
+      updates, opt_state[name] = optimizer.update(
+        grads[name], state.opt_state[name], state.params[name]
+      )
+      params[name] = optax.apply_updates(state.params[name], updates)
+      metrics[f'grad_norm/{name}'] = optax.tree.norm(grads[name])
+    slow_critic = optax.incremental_update(
+      params['critic'], state.slow_critic, config.slow_rate
+    )
+    state = state.replace(
+      params=params,
+      opt_state=opt_state,
+      slow_critic=slow_critic,
+      return_range=return_range,
+    )
+    return state, metrics
+
+  def fit(state, replay, key):
+    keys = jax.random.split(key, config.train_ratio)
+
+    def run(state):
+      state, metrics = lax.scan(lambda s, k: step(s, replay, k), state, keys)
+      return state, jax.tree.map(jnp.mean, metrics)
+
+    def wait(state):
+      _, metrics = jax.eval_shape(run, state)
+      # Not a number: nothing was measured.
+      return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+
+    enough = replay_lib.can_sample(replay, config.replayed_rows)
+    state, metrics = lax.cond(enough, run, wait, state)
+    metrics['gradient_steps'] = enough * jnp.float32(config.train_ratio)
+    return state.replace(num_updates=state.num_updates + 1), metrics
+
+  return fit
+
+
+def _make_loss(networks: _Networks, action_spec: Any, config: DreamerConfig):
+  """Makes the loss of all parts on one batch of sequences."""
+  dtype = jnp.dtype(config.dtype)
+  world = networks.world
+
+  def loss_fn(params, slow_critic, return_range, rows, key):
+    """The loss of rows `[burn_in + T, B, ...]`, and `(range, metrics)`."""
+    params, slow_critic = encoding.cast_floats((params, slow_critic), dtype)
+    frozen = lax.stop_gradient(params)
+    warm_key, observe_key, imagine_key = jax.random.split(key, 3)
+    action = heads.encode_action(action_spec, rows.action).astype(dtype)
+    # The action before the first row is not replayed: the state is empty too.
+    action_tm1 = jnp.concatenate([jnp.zeros_like(action[:1]), action[:-1]])
+    sequence = (rows.observation, action_tm1, rows.is_first)
+    burn_in = config.burn_in
+    state = world['initial']({}, rows.is_first.shape[1], dtype)
+    if burn_in:
+      warming = jax.tree.map(lambda x: x[:burn_in], sequence)
+      state = world['observe'](
+        frozen['world_model'], state, *warming, warm_key
+      ).state
+    sequence, rows = jax.tree.map(lambda x: x[burn_in:], (sequence, rows))
+    observed = world['observe'](
+      params['world_model'], state, *sequence, observe_key
+    )
+    model_loss, metrics = _model_loss(
+      world, params['world_model'], observed, rows, config
+    )
+    behaviour_loss, return_range, more = _behaviour_loss(
+      networks,
+      config,
+      action_spec,
+      params,
+      frozen['world_model'],
+      slow_critic,
+      return_range,
+      *(lax.stop_gradient(observed), rows, imagine_key),
+    )
+    return model_loss + behaviour_loss, (return_range, metrics | more)
+
+  return loss_fn
+
+
+def _model_loss(world, params, observed, rows, config):
+  target = world['prepare'](params, rows.observation)
+  features = observed.features
+  prediction = losses.ModelPrediction(
+    reconstruction_loss=world['decode'](params, features).loss(target),
+    reward=world['reward'](params, features),
+    continues=world['continues'](params, features),
+    posterior=observed.posterior,
+    prior=observed.prior,
+  )
+  return losses.world_model_loss(
+    prediction,
+    rows.reward.astype(jnp.float32),
+    rows.discount,
+    rows.is_first,
+    jnp.ones(rows.is_first.shape, bool),
+    free_nats=config.free_nats,
+    dynamics_cost=config.dynamics_cost,
+    representation_cost=config.representation_cost,
+  )
+
+
+def _behaviour_loss(
+  networks,
+  config,
+  action_spec,
+  params,
+  world_params,
+  slow_critic,
+  return_range,
+  observed,
+  rows,
+  key,
+):
+  """Imagines from every row, and scores actor and critic."""
+  world = networks.world
+
+  def act(features, key):
+    # The world is not differentiated: credit flows through the log-density.
+    policy = networks.actor(params['actor'], lax.stop_gradient(features))
+    action = lax.stop_gradient(distributions.sample(policy, key))
+    log_prob = trees.total(distributions.log_prob(policy, action))
+    entropy = trees.total(distributions.entropy(policy))
+    return heads.encode_action(action_spec, action), (log_prob, entropy)
+
+  start = observed.features
+  features, (log_prob, entropy) = world['imagine'](
+    world_params,
+    observed.states,
+    start.reshape(-1, start.shape[-1]),
+    act,
+    config.horizon,
+    key,
+  )
+  features = lax.stop_gradient(features)
+  # What a row that opens an episode says of its transition is nobody's.
+  goes_on = jnp.where(rows.is_first, 1, rows.discount).reshape(1, -1)
+  continues = world['continues'](world_params, features[1:]).mean()
+  continues = jnp.concatenate([goes_on.astype(continues.dtype), continues])
+  reward = world['reward'](world_params, features[1:]).mean()
+  reward = jnp.concatenate([jnp.zeros_like(reward[:1]), reward])
+  critic = networks.critic(params['critic'], features)
+  value = lax.stop_gradient(critic.mean())
+  target = losses.imagined_returns(
+    reward, continues, value, gamma=config.discount, lambda_=config.lambda_
+  )
+  weight = losses.imagined_weights(continues, gamma=config.discount)
+  return_range = losses.update_range(
+    return_range, target, rate=config.return_rate
+  )
+  scale = losses.return_scale(return_range)
+  actor_loss, metrics = losses.actor_loss(
+    log_prob,
+    entropy,
+    (target - value[:-1]) / scale,
+    weight,
+    entropy_cost=config.entropy_cost,
+  )
+  slow_value = networks.critic(slow_critic, features[:-1]).mean()
+  critic_loss, more = losses.critic_loss(
+    jax.tree.map(lambda x: x[:-1], critic),
+    target,
+    slow_value,
+    weight,
+    slow_cost=config.slow_cost,
+  )
+  metrics |= more
+  metrics |= {
+    'imagined_reward': jnp.mean(reward[1:]),
+    'imagined_continues': jnp.mean(continues[1:]),
+    'return_scale': scale,
+  }
+  return actor_loss + critic_loss, return_range, metrics
+
+
+def _foresee(
+  networks, action_spec, dtype, params, timestep, action, key, num_context
+):
+  num_rows, batch_size = timestep.step_type.shape
+  if not 1 <= num_context <= num_rows:
+    raise ValueError(
+      f'`num_context` must be between 1 and the {num_rows} rows, got '
+      f'{num_context}'
+    )
+  world, params = networks.world, encoding.cast_floats(params, dtype)
+  params = params['world_model']
+  action = heads.encode_action(action_spec, action).astype(dtype)
+  action_tm1 = jnp.concatenate([jnp.zeros_like(action[:1]), action[:-1]])
+  observe_key, imagine_key = jax.random.split(key)
+  context = jax.tree.map(
+    lambda x: x[:num_context],
+    (timestep.observation, action_tm1, timestep.first()),
+  )
+  state = world['initial']({}, batch_size, dtype)
+  observed = world['observe'](params, state, *context, observe_key)
+  features = observed.features
+  horizon = num_rows - num_context
+  if horizon:
+    features = jnp.concatenate(
+      [
+        features,
+        world['follow'](
+          params,
+          observed.state,
+          features[-1],
+          action_tm1[num_context:],
+          imagine_key,
+        ),
+      ]
+    )
+  return Foreseen(
+    observation=world['decode'](params, features).mean(),
+    target=world['prepare'](params, timestep.observation),
+    reward=world['reward'](params, features).mean(),
+    discount=world['continues'](params, features).mean(),
+  )
