@@ -5,7 +5,6 @@ import dataclasses
 from typing import Any
 
 import chex
-from dm_env import specs
 import haiku as hk
 import jax
 from jax import lax

@@ -9,8 +9,8 @@ import math
 from typing import Any
 
 import chex
-from dm_env import specs
 import distrax
+from dm_env import specs
 import haiku as hk
 import jax
 import jax.numpy as jnp

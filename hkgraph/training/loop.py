@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from hkgraph import network as network_lib
 from hkgraph.envs import protocol
 from hkgraph.graph import spec as spec_lib
 from hkgraph.learners import agent as agent_lib
@@ -55,7 +54,7 @@ class NonFiniteError(FloatingPointError):
 
 def train(
   env: protocol.Environment | str,
-  network: network_lib.Network | spec_lib.GraphSpec | str,
+  network: Any,
   config: setup.Config,
   *,
   total_steps: int,
@@ -84,9 +83,11 @@ def train(
       action values for PQN. Or a graph with the outputs that `policy_network`
       (and `value_KEY` for each key of a dict of rewards) or `q_network` ask for
       by default. Or the name of a usual network, one of
-      `default_networks.KINDS`.
-    config: Hyperparameters, a `PPOConfig` or a `PQNConfig`, that say which
-      learner it is; `total_updates` is set here.
+      `default_networks.KINDS`. For DreamerV3 the memory of its world model:
+      'auto' for that of the paper, 'gru' for an `hk.GRU`, a graph, or what
+      `make_dreamer` takes as `core`.
+    config: Hyperparameters, a `PPOConfig`, `PQNConfig` or `DreamerConfig`, that
+      say which learner it is; `total_updates` is set here.
     total_steps: Environment steps, all environments together; at least 1.
     seed: Decides everything that is random.
     run_dir: A folder that is empty or does not exist; None writes nothing.

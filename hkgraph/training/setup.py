@@ -7,20 +7,21 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import envs
-from hkgraph import network as network_lib
 from hkgraph.envs import protocol, wrappers
-from hkgraph.graph import spec as spec_lib
 from hkgraph.learners import agent as agent_lib
 from hkgraph.learners import config as config_lib
-from hkgraph.training import actions, actor, algorithms, default_networks
+from hkgraph.learners import dreamer_config
+from hkgraph.training import actor, algorithms
 
-Config = config_lib.PPOConfig | config_lib.PQNConfig
+Config = (
+  config_lib.PPOConfig | config_lib.PQNConfig | dreamer_config.DreamerConfig
+)
 Update = Callable[[Any], tuple[Any, Any]]
 
 
 def build(
   env: protocol.Environment | str,
-  network: network_lib.Network | spec_lib.GraphSpec | str,
+  network: Any,
   config: Config,
   *,
   normalize: bool = False,
@@ -28,24 +29,13 @@ def build(
   """Makes environment and agent of what `train` takes.
 
   Raises:
-    ValueError: If the algorithm of `config` asks for finitely many actions and
-      the environment has others, or other ones than the network.
+    ValueError: If environment and network do not serve the algorithm of
+      `config`.
   """
   algorithm = algorithms.of(config)
   if isinstance(env, str):
     env = envs.make(env)
-  if algorithm.discrete:
-    actions.check_discrete(env.action_spec(), algorithm.name)
-  if isinstance(network, spec_lib.GraphSpec):
-    network = algorithm.graph_network(network, env, normalize)
-  elif isinstance(network, str):
-    network = default_networks.make(
-      network, env, algorithm.discrete, normalize=normalize
-    )
-  agent = algorithm.make(network, config)
-  if algorithm.discrete:
-    actions.check_number(network, env)
-  return env, agent
+  return env, algorithm.make(env, network, config, normalize)
 
 
 def make_update(
