@@ -1,0 +1,1 @@
+"""Networks of other libraries inside ours, and ours inside theirs."""
