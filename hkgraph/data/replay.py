@@ -140,12 +140,14 @@ def sample(
       f'`length` is {length}, but only {replay.size} rows are stored so far; '
       '`add` more, and ask `can_sample`.'
     )
-  environment_key, start_key = jax.random.split(key)
-  batch = jax.tree.leaves(replay.rows)[0].shape[1]
-  environment = jax.random.randint(environment_key, (batch_size,), 0, batch)
+  num_environments = jax.tree.leaves(replay.rows)[0].shape[1]
   num_starts = jnp.maximum(replay.size - length + 1, 1)
-  start = jax.random.randint(start_key, (batch_size,), 0, num_starts)
-  start = replay.position - replay.size + start
+  # Drawn in one axis, which compiles fastest.
+  choices = jnp.stack([jnp.int32(num_environments), num_starts])
+  choices = jnp.repeat(choices, batch_size)
+  drawn = jax.random.randint(key, choices.shape, 0, choices)
+  environment, start = jnp.split(drawn, 2)
+  start += replay.position - replay.size
   where = jnp.mod(start[None] + jnp.arange(length)[:, None], num_rows)
   environment = jnp.broadcast_to(environment, where.shape)
   return jax.tree.map(
