@@ -7,12 +7,12 @@ from typing import Any
 import chex
 import haiku as hk
 import jax
-from jax import lax
+from jax import flatten_util, lax
 import jax.numpy as jnp
 import optax
 
 from hkgraph import network as network_lib
-from hkgraph import trees, types
+from hkgraph import types
 from hkgraph.data import replay as replay_lib
 from hkgraph.graph import core as graph_core
 from hkgraph.graph import spec as spec_lib
@@ -396,7 +396,8 @@ def _make_fit(loss_fn, optimizers, config):
         grads[name], state.opt_state[name], state.params[name]
       )
       params[name] = optax.apply_updates(state.params[name], updates)
-      metrics[f'grad_norm/{name}'] = optax.tree.norm(grads[name])
+      flat_grads, _ = flatten_util.ravel_pytree(grads[name])
+      metrics[f'grad_norm/{name}'] = optax.tree.norm(flat_grads)
     slow_critic = optax.incremental_update(
       params['critic'], state.slow_critic, config.slow_rate
     )
@@ -509,30 +510,40 @@ def _behaviour_loss(
   world = networks.world
 
   def act(features, key):
-    # The world is not differentiated: credit flows through the log-density.
-    policy = networks.actor(params['actor'], lax.stop_gradient(features))
-    action = lax.stop_gradient(distributions.sample(policy, key))
-    log_prob = trees.total(distributions.log_prob(policy, action))
-    entropy = trees.total(distributions.entropy(policy))
-    return heads.encode_action(action_spec, action), (log_prob, entropy)
+    policy = networks.actor(params['actor'], features)
+    action = distributions.sample(policy, key)
+    return heads.encode_action(action_spec, action), action
 
+  # Nothing is differentiated here: credit flows through the log-densities.
   start = observed.features
-  features, (log_prob, entropy) = world['imagine'](
-    world_params,
-    observed.states,
-    start.reshape(-1, start.shape[-1]),
-    act,
-    config.horizon,
-    key,
+  features, action = lax.stop_gradient(
+    world['imagine'](
+      world_params,
+      observed.states,
+      start.reshape(-1, start.shape[-1]),
+      act,
+      config.horizon,
+      key,
+    )
   )
-  features = lax.stop_gradient(features)
+
+  def each_step(fn, x):
+    # Activations of one step fit into a cache, and are cheaper to compute again
+    # for the gradient than to keep.
+    return lax.map(jax.checkpoint(fn), x)
+
+  policy = each_step(lambda x: networks.actor(params['actor'], x), features[:-1])
   # What a row that opens an episode says of its transition is nobody's.
   goes_on = jnp.where(rows.is_first, 1, rows.discount).reshape(1, -1)
-  continues = world['continues'](world_params, features[1:]).mean()
+  continues = each_step(
+    lambda x: world['continues'](world_params, x).mean(), features[1:]
+  )
   continues = jnp.concatenate([goes_on.astype(continues.dtype), continues])
-  reward = world['reward'](world_params, features[1:]).mean()
+  reward = each_step(
+    lambda x: world['reward'](world_params, x).mean(), features[1:]
+  )
   reward = jnp.concatenate([jnp.zeros_like(reward[:1]), reward])
-  critic = networks.critic(params['critic'], features)
+  critic = each_step(lambda x: networks.critic(params['critic'], x), features)
   value = lax.stop_gradient(critic.mean())
   target = losses.imagined_returns(
     reward, continues, value, gamma=config.discount, lambda_=config.lambda_
@@ -543,13 +554,15 @@ def _behaviour_loss(
   )
   scale = losses.return_scale(return_range)
   actor_loss, metrics = losses.actor_loss(
-    log_prob,
-    entropy,
+    distributions.log_prob(policy, action),
+    distributions.entropy(policy),
     (target - value[:-1]) / scale,
     weight,
     entropy_cost=config.entropy_cost,
   )
-  slow_value = networks.critic(slow_critic, features[:-1]).mean()
+  slow_value = each_step(
+    lambda x: networks.critic(slow_critic, x).mean(), features[:-1]
+  )
   critic_loss, more = losses.critic_loss(
     jax.tree.map(lambda x: x[:-1], critic),
     target,

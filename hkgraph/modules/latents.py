@@ -59,14 +59,37 @@ def straight_through_sample(
   Returns:
     Shape `[..., K]`, exactly 0 or 1.
   """
+  rows = distribution.probs.shape[:-1]
+  return straight_through(distribution, uniform(key, rows), dtype=dtype)
+
+
+def uniform(key: types.Array, rows: tuple[int, ...]) -> types.Array:
+  """Draws what `straight_through` reads, shape `rows`, in `[0, 1)`."""
+  # In one axis: XLA is slow to compile random bits in several.
+  return jax.random.uniform(key, (math.prod(rows),)).reshape(rows)
+
+
+def straight_through(
+  distribution: distrax.Categorical, uniform: types.Array, *, dtype: Any = None
+) -> types.Array:
+  """Does what `straight_through_sample` does, with numbers that are given.
+
+  Args:
+    distribution: Of `K` classes, batch shape `[...]`.
+    uniform: From `uniform`; one for each categorical, `[...]`.
+    dtype: Of the result; that of the probabilities if None.
+
+  Returns:
+    Shape `[..., K]`, exactly 0 or 1.
+  """
   probs = _widen(distribution.probs)
   dtype = probs.dtype if dtype is None else dtype
-  one_hot = _draw(jax.lax.stop_gradient(probs), key).astype(dtype)
+  one_hot = _draw(jax.lax.stop_gradient(probs), uniform).astype(dtype)
   # In these brackets: rounding must not touch the one-hot vector.
   return one_hot + (probs - jax.lax.stop_gradient(probs)).astype(dtype)
 
 
-def _draw(probs: types.Array, key: types.Array) -> types.Array:
+def _draw(probs: types.Array, uniform: types.Array) -> types.Array:
   """Draws a class of each row as a mask `[..., K]`."""
   num_classes = probs.shape[-1]
   # One product: a cumulative sum is many operations on a CPU.
@@ -74,11 +97,9 @@ def _draw(probs: types.Array, key: types.Array) -> types.Array:
   total = jnp.matmul(probs, before, precision=jax.lax.Precision.HIGHEST)
   # Sums may be rounded out of order; what is impossible is beyond none.
   total = jnp.where(probs > 0, total, 0)
-  # In one axis: XLA is slow to compile random bits in several.
-  rows = probs.shape[:-1]
-  uniform = jax.random.uniform(key, (math.prod(rows),), probs.dtype)
-  threshold = uniform.reshape(*rows, 1) * jnp.max(total, -1, keepdims=True)
-  classes = jax.lax.broadcasted_iota(jnp.int32, probs.shape, len(rows))
+  uniform = uniform.astype(probs.dtype)[..., None]
+  threshold = uniform * jnp.max(total, -1, keepdims=True)
+  classes = jax.lax.broadcasted_iota(jnp.int32, probs.shape, probs.ndim - 1)
   hits = jnp.where(total > threshold, classes, num_classes - 1)
   return classes == jnp.min(hits, axis=-1, keepdims=True)
 

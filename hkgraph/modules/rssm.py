@@ -236,15 +236,17 @@ class RSSM(hk.Module):
     action_tm1 = jnp.where(is_first[..., None], 0, action_tm1)
 
     def step(state, row):
-      seen, action_tm1, is_first, key = row
+      seen, action_tm1, is_first, uniform = row
       state = recurrent.reset_state(is_first, state, initial)
       deter, core = self._advance(state, action_tm1)
       posterior = self._posterior(deter, seen)
-      latent = latents.straight_through_sample(posterior, key)
+      latent = latents.straight_through(posterior, uniform)
       state = RSSMState(core=core, latent=self._flat(latent, deter))
       return state, (deter, posterior.logits, _brief(state))
 
-    xs = (seen, action_tm1, is_first, jax.random.split(key, num_rows))
+    # All at once: random bits in a loop are dear to compile and to draw.
+    uniform = latents.uniform(key, (num_rows, batch_size, self._shape[0]))
+    xs = (seen, action_tm1, is_first, uniform)
     last, (deter, logits, briefs) = hk.scan(step, state, xs)
     return Observed(
       features=jnp.concatenate([deter, briefs.latent], axis=-1),
@@ -277,16 +279,17 @@ class RSSM(hk.Module):
     """
 
     def step(carry, row):
-      (state, features), (x, key) = carry, row
+      (state, features), (x, uniform) = carry, row
       action, aux = act(features, x)
       deter, core = self._advance(state, action.astype(features.dtype))
-      latent = latents.straight_through_sample(self.prior(deter), key)
+      latent = latents.straight_through(self.prior(deter), uniform)
       latent = self._flat(latent, deter)
       new = jnp.concatenate([deter, latent], axis=-1)
       return (RSSMState(core=core, latent=latent), new), (new, aux)
 
     horizon = jax.tree.leaves(inputs)[0].shape[0]
-    xs = (inputs, jax.random.split(key, horizon))
+    rows = (horizon, features.shape[0], self._shape[0])
+    xs = (inputs, latents.uniform(key, rows))
     _, (later, aux) = hk.scan(step, (state, features), xs)
     return jnp.concatenate([features[None], later]), aux
 
