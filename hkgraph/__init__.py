@@ -24,19 +24,28 @@ if typing.TYPE_CHECKING:
   from hkgraph.learners.agent import Agent as Agent
   from hkgraph.learners.config import PPOConfig as PPOConfig
   from hkgraph.learners.config import PQNConfig as PQNConfig
+  from hkgraph.learners.dreamer import make_dreamer as make_dreamer
+  from hkgraph.learners.dreamer_config import DreamerConfig as DreamerConfig
   from hkgraph.learners.ppo import make_ppo as make_ppo
   from hkgraph.learners.pqn import make_pqn as make_pqn
+  from hkgraph.losses.dreamer import categorical_kl as categorical_kl
+  from hkgraph.modules.decoders import Decoder as Decoder
   from hkgraph.modules.delay import Delay as Delay
   from hkgraph.modules.encoders import ConvEncoder as ConvEncoder
   from hkgraph.modules.encoders import MLPEncoder as MLPEncoder
   from hkgraph.modules.encoders import QConvEncoder as QConvEncoder
   from hkgraph.modules.encoders import QMLPEncoder as QMLPEncoder
+  from hkgraph.modules.encoders import SymlogEncoder as SymlogEncoder
   from hkgraph.modules.encoding import Encoder as Encoder
   from hkgraph.modules.encoding import Remember as Remember
   from hkgraph.modules.heads import CategoricalHead as CategoricalHead
   from hkgraph.modules.heads import MultiCategoricalHead as MultiCategoricalHead
   from hkgraph.modules.heads import TanhNormalHead as TanhNormalHead
   from hkgraph.modules.heads import make_head as make_head
+  from hkgraph.modules.latents import (
+    straight_through_sample as straight_through_sample,
+  )
+  from hkgraph.modules.latents import unimix_categorical as unimix_categorical
   from hkgraph.modules.normalizer import Moments as Moments
   from hkgraph.modules.normalizer import Normalizer as Normalizer
   from hkgraph.modules.recurrent import RecurrentEncoder as RecurrentEncoder
@@ -47,6 +56,8 @@ if typing.TYPE_CHECKING:
   from hkgraph.modules.routing import Parallel as Parallel
   from hkgraph.modules.routing import Scale as Scale
   from hkgraph.modules.routing import Split as Split
+  from hkgraph.modules.rssm import RSSM as RSSM
+  from hkgraph.modules.rssm import GatedCell as GatedCell
   from hkgraph.modules.samplers import GaussianNoise as GaussianNoise
   from hkgraph.modules.stateful import StatefulModule as StatefulModule
   from hkgraph.modules.stateful import batch_apply as batch_apply
@@ -55,6 +66,8 @@ if typing.TYPE_CHECKING:
   from hkgraph.modules.transformer import (
     TransformerEncoder as TransformerEncoder,
   )
+  from hkgraph.modules.twohot import TwoHotHead as TwoHotHead
+  from hkgraph.modules.world_model import WorldModel as WorldModel
   from hkgraph.network import Network as Network
   from hkgraph.network import graph_network as graph_network
   from hkgraph.network import policy_network as policy_network
@@ -78,14 +91,19 @@ _HOMES = {
   'graph.validate': ('GraphError',),
   'learners.agent': ('Agent',),
   'learners.config': ('PPOConfig', 'PQNConfig'),
+  'learners.dreamer': ('make_dreamer',),
+  'learners.dreamer_config': ('DreamerConfig',),
   'learners.ppo': ('make_ppo',),
   'learners.pqn': ('make_pqn',),
+  'losses.dreamer': ('categorical_kl',),
+  'modules.decoders': ('Decoder',),
   'modules.delay': ('Delay',),
   'modules.encoders': (
     'ConvEncoder',
     'MLPEncoder',
     'QConvEncoder',
     'QMLPEncoder',
+    'SymlogEncoder',
   ),
   'modules.encoding': ('Encoder', 'Remember'),
   'modules.heads': (
@@ -94,6 +112,7 @@ _HOMES = {
     'TanhNormalHead',
     'make_head',
   ),
+  'modules.latents': ('straight_through_sample', 'unimix_categorical'),
   'modules.normalizer': ('Moments', 'Normalizer'),
   'modules.recurrent': ('RecurrentEncoder',),
   'modules.routing': (
@@ -105,10 +124,13 @@ _HOMES = {
     'Scale',
     'Split',
   ),
+  'modules.rssm': ('GatedCell', 'RSSM'),
   'modules.samplers': ('GaussianNoise',),
   'modules.stateful': ('StatefulModule', 'batch_apply'),
   'modules.towers': ('ActorCritic', 'QNetwork'),
   'modules.transformer': ('TransformerEncoder',),
+  'modules.twohot': ('TwoHotHead',),
+  'modules.world_model': ('WorldModel',),
   'network': (
     'Network',
     'graph_network',

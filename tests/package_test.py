@@ -12,14 +12,17 @@ import hkgraph
 ROOT = pathlib.Path(hkgraph.__file__).parent
 
 PUBLIC = """
-  ActorCritic Agent CategoricalHead Concat Connection ConvEncoder Delay Encoder
-  Filter GaussianNoise Graph GraphCore GraphError GraphSpec MLPEncoder Map Merge
-  Moments MultiCategoricalHead Network NetworkState Normalizer PPOConfig
-  PQNConfig Parallel PolicyValue Population PopulationGraph QConvEncoder
-  QMLPEncoder QNetwork RecurrentEncoder Remember Scale Split StatefulModule
-  TanhNormalHead TimeStep TrainResult Trajectory TransformerEncoder batch_apply
-  connection_params envs graph_network make_head make_ppo make_pqn
-  policy_network q_network replace_connection_params train transform
+  ActorCritic Agent CategoricalHead Concat Connection ConvEncoder Decoder
+  Delay DreamerConfig Encoder Filter GatedCell GaussianNoise Graph GraphCore
+  GraphError GraphSpec MLPEncoder Map Merge Moments MultiCategoricalHead
+  Network NetworkState Normalizer PPOConfig PQNConfig Parallel PolicyValue
+  Population PopulationGraph QConvEncoder QMLPEncoder QNetwork RSSM
+  RecurrentEncoder Remember Scale Split StatefulModule SymlogEncoder
+  TanhNormalHead TimeStep TrainResult Trajectory TransformerEncoder TwoHotHead
+  WorldModel batch_apply categorical_kl connection_params envs graph_network
+  make_dreamer make_head make_ppo make_pqn policy_network q_network
+  replace_connection_params straight_through_sample train transform
+  unimix_categorical
 """.split()
 
 # From low to high; equals do not import each other, but within one package.
@@ -38,7 +41,8 @@ _RANKS = (
   ('network',),
   ('learners', 'training.actor'),
   ('training', 'interop'),
-  ('cli', 'plotting'),
+  ('plotting',),
+  ('cli',),
 )
 # Jax-free data, or pictures, that may be read from where it is made use of.
 _EXCEPTIONS = {('training.run_folder', 'plotting')}

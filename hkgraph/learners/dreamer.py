@@ -532,7 +532,9 @@ def _behaviour_loss(
     # for the gradient than to keep.
     return lax.map(jax.checkpoint(fn), x)
 
-  policy = each_step(lambda x: networks.actor(params['actor'], x), features[:-1])
+  policy = each_step(
+    lambda x: networks.actor(params['actor'], x), features[:-1]
+  )
   # What a row that opens an episode says of its transition is nobody's.
   goes_on = jnp.where(rows.is_first, 1, rows.discount).reshape(1, -1)
   continues = each_step(
