@@ -183,7 +183,7 @@ class ForeignModule(hk.Module):
     params = {name: parameter(name, x) for name, x in shapes.params.items()}
     frozen = latest = {}
     if shapes.statistics:
-      statistics = fresh().statistics if hk.running_init() else None
+      statistics = _strong(fresh().statistics) if hk.running_init() else None
       frozen, latest = stateful.get_statistics('statistics', statistics)
     return Variables(params=params, statistics=frozen, cache={}), latest
 
@@ -201,7 +201,7 @@ class ForeignModule(hk.Module):
     memory = self._host.initial_memory(structure, variables, row)
     if jax.tree.leaves(memory):
       initial['memory'] = memory
-    return initial
+    return _strong(initial)
 
   @hk.transparent
   def _learn(self, structure, variables, before, x, mask):
@@ -340,6 +340,16 @@ def _flat(fn: Callable[[Any], Any], num_axes: int) -> Callable[[Any], Any]:
     return jax.tree.map(lambda y: y.reshape(*lead, *y.shape[1:]), y)
 
   return apply
+
+
+def _strong(tree: Any) -> Any:
+  """The tree without weak types, for which a caller would compile twice."""
+
+  def strong(x):
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return x if is_key else x.astype(x.dtype)
+
+  return jax.tree.map(strong, jax.tree.map(jnp.asarray, tree))
 
 
 def _merge_rows(tree: Any, num_axes: int) -> Any:
