@@ -11,6 +11,7 @@ import functools
 import typing
 
 from hkgraph.learners import config as config_lib
+from hkgraph.learners import dreamer_config
 from hkgraph.training import algorithms
 
 if typing.TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Task:
   Attributes:
     name: Of the task and of its environment.
     summary: What there is to learn, in a line.
-    network: Makes the network: a graph, or a kind of `default_networks`.
+    network: Makes the network: a graph, or a kind that the algorithm knows.
     config: Hyperparameters; their class is the algorithm.
     total_steps: Environment steps of a training.
     normalize: Whether observations are normalised.
@@ -33,7 +34,9 @@ class Task:
   name: str
   summary: str
   network: Callable[[], 'spec_lib.GraphSpec | str']
-  config: config_lib.PPOConfig | config_lib.PQNConfig
+  config: (
+    config_lib.PPOConfig | config_lib.PQNConfig | dreamer_config.DreamerConfig
+  )
   total_steps: int
   normalize: bool = False
 
@@ -72,6 +75,24 @@ def delayed_recall_graph(
   graph.connect('cue', 'hidden')
   graph.connect('cue', 'hidden', delay=delay)
   _add_read_outs(graph, num_cues, q)
+  return graph.finalize()
+
+
+def recalling_memory(delay: int = 8, hidden: int = 64) -> 'spec_lib.GraphSpec':
+  """A memory for a world model, of what it saw `delay` steps ago and less.
+
+  What a world model tells its memory is a step old, so that the cue is there
+  when the answer is due (after `delay - 1` steps) and when it is rewarded.
+  """
+  from hkgraph.graph import builder
+
+  graph = builder.PopulationGraph()
+  graph.add_input('seen', hidden, input_from='x')
+  graph.add_output('memory', hidden, activation='jax.nn.swish')
+  graph.connect('seen', 'memory')
+  graph.connect('seen', 'memory', delay=delay - 1)
+  graph.connect('seen', 'memory', delay=delay)
+  graph.connect('memory', 'memory', delay=1)
   return graph.finalize()
 
 
@@ -188,9 +209,24 @@ _DELAYED_RECALL_PQN = dataclasses.replace(
   ),
 )
 
+_CARTPOLE_DREAMER = dataclasses.replace(
+  _CARTPOLE,
+  network=lambda: 'auto',
+  config=dreamer_config.DreamerConfig(
+    num_envs=8,
+    num_steps=32,
+    train_ratio=16,
+    batch_size=16,
+    sequence_length=32,
+    capacity=50_000,
+  ),
+  total_steps=50_000,
+  normalize=False,
+)
+
 # What a name stands for unless an algorithm is named: PPO learns every task.
 TASKS = {task.name: task for task in (_BODIES, _CARTPOLE, _DELAYED_RECALL)}
-_OTHERS = (_CARTPOLE_PQN, _DELAYED_RECALL_PQN)
+_OTHERS = (_CARTPOLE_PQN, _DELAYED_RECALL_PQN, _CARTPOLE_DREAMER)
 
 
 def find(name: str, algorithm: str) -> Task:
