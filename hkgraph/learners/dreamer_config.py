@@ -90,9 +90,9 @@ class DreamerConfig:
   """
 
   num_envs: int = 16
-  num_steps: int = 16
+  num_steps: int = 32
   total_updates: int | None = None
-  train_ratio: int = 8
+  train_ratio: int = 16
   batch_size: int = 16
   sequence_length: int = 32
   burn_in: int = 4
