@@ -1,4 +1,4 @@
-"""The command line: `hkgraph train`, `eval`, `show` and `export`.
+"""The command line: `hkgraph train`, `eval`, `show`, `export` and `imagine`.
 
 JAX is imported when there is something to compute, so that help is fast.
 """
@@ -22,6 +22,7 @@ _COMMANDS = {
   'eval': 'RUN [options]       evaluate the agent of a run folder',
   'show': 'NAME|FILE|RUN       print a graph, and draw it with --output',
   'export': 'RUN FILE          write the policy to one file for JAX alone',
+  'imagine': 'RUN [options]    draw what the world model of a run foresees',
 }
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
 
@@ -138,6 +139,28 @@ class Export:
   sampled: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Imagine:
+  """Draws an episode beside what the world model of a DreamerV3 run foresees.
+
+  Attributes:
+    run: The run folder.
+    output: The picture: `.png`, `.svg` or `.pdf`.
+    context: Rows of the episode that the world model observes.
+    horizon: Rows after these that it foresees from the actions alone; fewer if
+      the episode ends.
+    seed: Decides the episode, and what is imagined.
+    sampled: Whether actions are samples of the policy instead of its mode.
+  """
+
+  run: pathlib.Path
+  output: pathlib.Path = pathlib.Path('imagined.png')
+  context: int = 5
+  horizon: int = 15
+  seed: int = 0
+  sampled: bool = False
+
+
 def _run(argv: list[str]) -> int:
   command, *rest = argv or ['']
   if command in ('-h', '--help'):
@@ -152,6 +175,8 @@ def _run(argv: list[str]) -> int:
     return _show(_parse(Show, rest, 'hkgraph show'))
   elif command == 'export':
     return _export(_parse(Export, rest, 'hkgraph export'))
+  elif command == 'imagine':
+    return _imagine(_parse(Imagine, rest, 'hkgraph imagine'))
   else:
     raise _unknown('command', command, _COMMANDS)
   return 0
@@ -306,6 +331,40 @@ def _export(options: Export) -> int:
       shape = ', '.join(['B', *map(str, array['shape'])])
       label = f'{path} ' if path else ''
       print(f'{kind:13}{label}{array["dtype"]}[{shape}]')
+  return 0
+
+
+def _imagine(options: Imagine) -> int:
+  with _told_in_a_line():
+    from hkgraph import plotting
+
+    plotting.check_picture(options.output)
+    import jax
+
+    from hkgraph.training import imagination, run_folder
+
+    env, agent, params, statistics = run_folder.restore(options.run)
+    episode = imagination.imagine(
+      agent,
+      env,
+      params,
+      statistics,
+      jax.random.key(options.seed),
+      num_context=options.context,
+      horizon=options.horizon,
+      deterministic=not options.sampled,
+    )
+    plotting.imagination(episode).savefig(options.output)
+  observed = episode.num_context
+  print(f'picture     {options.output}')
+  print(
+    f'rows        {observed} observed, {episode.num_rows - observed} foreseen'
+  )
+  errors = episode.errors()
+  width = max(map(len, ('mean error', *errors)))
+  print(f'{"mean error":{width}}  {"observed":>10}  {"foreseen":>10}')
+  for name, (before, after) in errors.items():
+    print(f'{name:{width}}  {before:10.4g}  {after:10.4g}')
   return 0
 
 

@@ -4,9 +4,13 @@ from collections.abc import Mapping, Sequence
 import json
 import os
 import pathlib
+import typing
 from typing import Any
 
 import numpy as np
+
+if typing.TYPE_CHECKING:
+  from hkgraph.training import imagination as imagination_lib
 
 Rows = Sequence[Mapping[str, float]]
 
@@ -15,6 +19,10 @@ _INK = '#2b2b2b'
 _FAINT = '#8a8a8a'
 _GRID = '#e6e6e6'
 _RETURN = 'episode_return'
+_WIDTH, _MARGIN = 9.0, 1.6  # Of pictures of an episode, inches.
+_MIN_ROWS = 12  # Their x-axis has room for so many rows, ...
+_MAX_FRAMES = 24  # ... and they show so many images side by side, ...
+_MAX_COMPONENTS = 6  # ... and so many numbers of an observation.
 
 
 def learning_curve(
@@ -63,6 +71,90 @@ def learning_curve(
   axes.set_xlim(0, steps[-1])
   _label_ends(axes, steps[-1], ends)
   return figure
+
+
+def imagination(
+  episode: 'imagination_lib.Imagination', *, title: str | None = None
+) -> Any:
+  """Draws an episode as it was, and as a world model has it.
+
+  Images are a row of frames that were observed, above one of the imagined
+  frames; every k-th if there are many. Their brightness spans what was
+  observed; channels other than one or three get a colour each. Of all vectors
+  the six components are drawn that vary most. Below are reward and
+  continuation of the transition into each row. A line marks the end of the
+  rows that the model saw. Nothing is shown on a screen.
+
+  Args:
+    episode: What `training.imagination.imagine` returns.
+    title: Heading; None leaves it out.
+
+  Returns:
+    A `matplotlib.figure.Figure`; `figure.savefig(path)` writes it.
+
+  Raises:
+    ImportError: If matplotlib is missing; it names the extra to install.
+  """
+  frames, curves = _frames(episode), _compared(episode)
+  num_rows = max(episode.num_rows, _MIN_ROWS)
+  stride = -(-episode.num_rows // _MAX_FRAMES)
+  slot = (_WIDTH - _MARGIN) * stride / num_rows
+  heights = [slot * x.shape[1] / x.shape[2] for _, x in frames]
+  heights += [0.75] * len(curves)
+  figure = _import_figure().Figure(
+    (_WIDTH, sum(heights) + 0.1 * len(heights) + 1),
+    dpi=150,
+    layout='constrained',
+  )
+  panels = figure.subplots(
+    len(heights), sharex=True, squeeze=False, height_ratios=heights
+  )[:, 0]
+  for axes, (label, pixels) in zip(panels, frames, strict=False):
+    _style_panel(axes, label)
+    _draw_frames(axes, pixels, stride, episode.num_context)
+  for axes, (label, *pair) in zip(panels[len(frames) :], curves, strict=True):
+    _style_panel(axes, label)
+    _draw_pair(axes, *pair)
+  _mark_context(panels, episode.num_context)
+  figure.align_ylabels(panels)
+  panels[-1].set_ylim(-0.1, 1.1)
+  panels[-1].set_xlim(-0.5, num_rows - 0.5)
+  panels[-1].set_xlabel('row of the episode', color=_INK, fontsize=10)
+  figure.legend(
+    handles=panels[-1].lines[:2],
+    loc='outside upper right',
+    ncols=2,
+    frameon=False,
+    fontsize=9,
+    labelcolor=_INK,
+  )
+  if title:
+    figure.suptitle(title, x=0.01, ha='left', color=_INK, fontsize=12)
+  return figure
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+  """Checks that a picture can be written, before anything is computed for it.
+
+  Raises:
+    ImportError: If matplotlib is missing.
+    OSError: If there is no folder to write it in, or a folder in its place.
+    ValueError: If the name's ending is that of no format.
+  """
+  path = pathlib.Path(path)
+  formats = _import_figure().Figure().canvas.get_supported_filetypes()
+  if path.suffix[1:].lower() not in formats:
+    raise ValueError(
+      f'the name of a picture must end in .png, .svg or .pdf, got {str(path)!r}'
+    )
+  if not path.parent.is_dir():
+    raise FileNotFoundError(
+      f'no folder {str(path.parent)!r} to write {path.name!r} in; make it first'
+    )
+  if path.is_dir():
+    raise IsADirectoryError(
+      f'{str(path)!r} is a folder; give the name of a file'
+    )
 
 
 def smooth(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -123,15 +215,20 @@ def _cycle(count: int) -> list[str]:
   return [_COLORS[i % len(_COLORS)] for i in range(count)]
 
 
-def _make_axes(title: str | None) -> tuple[Any, Any]:
+def _import_figure() -> Any:
   try:
-    from matplotlib import figure as mpl_figure
-    from matplotlib import ticker
+    from matplotlib import figure
   except ImportError as error:
     raise ImportError(
       "pictures need matplotlib: pip install 'hkgraph[train]'"
     ) from error
-  figure = mpl_figure.Figure((7.2, 4.2), dpi=150, layout='constrained')
+  return figure
+
+
+def _make_axes(title: str | None) -> tuple[Any, Any]:
+  figure = _import_figure().Figure((7.2, 4.2), dpi=150, layout='constrained')
+  from matplotlib import ticker
+
   axes = figure.add_subplot()
   axes.spines[['top', 'right', 'left']].set_visible(False)
   axes.spines['bottom'].set_color(_FAINT)
@@ -167,4 +264,109 @@ def _label_ends(
       fontweight='bold',
       annotation_clip=False,
       parse_math=False,
+    )
+
+
+def _frames(episode: Any) -> list[tuple[str, np.ndarray]]:
+  """Label and pixels `[T, H, W, 3]` of each row of images."""
+  frames = []
+  for name, true in episode.observation.items():
+    if true.ndim != 4:
+      continue
+    imagined = episode.imagined_observation[name]
+    low, high = np.min(true), np.max(true)
+    for kind, x in (('true', true), ('imagined', imagined)):
+      x = np.clip((x - low) / max(high - low, 1e-6), 0, 1)
+      frames.append((f'{name}\n{kind}', _to_colors(x)))
+  return frames
+
+
+def _to_colors(pixels: np.ndarray) -> np.ndarray:
+  """RGB of `[..., C]`; the brightest of many channels gives its colour."""
+  count = pixels.shape[-1]
+  if count in (1, 3):
+    return np.broadcast_to(pixels, (*pixels.shape[:-1], 3))
+  from matplotlib import colors
+
+  hues = np.arange(count) / count
+  palette = [colors.hsv_to_rgb((hue, 0.6, 1.0)) for hue in hues]
+  return np.max(pixels[..., None] * np.array(palette), axis=-2)
+
+
+def _compared(episode: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
+  """Label, true and imagined values `[T]` of each curve."""
+  components = []
+  for name, true in episode.observation.items():
+    if true.ndim != 2:
+      continue
+    imagined = episode.imagined_observation[name]
+    for i in range(true.shape[1]):
+      label = f'{name}[{i}]' if true.shape[1] > 1 else name
+      components.append((label, true[:, i], imagined[:, i]))
+  spread = [-np.std(true) for _, true, _ in components]
+  chosen = sorted(np.argsort(spread, kind='stable')[:_MAX_COMPONENTS])
+  return [
+    *(components[i] for i in chosen),
+    ('reward', episode.reward, episode.imagined_reward),
+    ('continues', episode.discount, episode.imagined_discount),
+  ]
+
+
+def _style_panel(axes: Any, label: str) -> None:
+  axes.spines[:].set_visible(False)
+  axes.tick_params(length=0, colors=_FAINT, labelsize=8)
+  axes.locator_params(axis='x', integer=True)
+  axes.locator_params(axis='y', nbins=3)
+  axes.set_ylabel(
+    label,
+    rotation=0,
+    ha='right',
+    va='center',
+    color=_INK,
+    fontsize=9,
+    parse_math=False,
+  )
+
+
+def _draw_frames(
+  axes: Any, pixels: np.ndarray, stride: int, num_context: int
+) -> None:
+  """Every frame is as wide as the rows that it stands for."""
+  # The end of the context is where one frame ends.
+  starts = range(num_context % stride, len(pixels) - stride + 1, stride)
+  edges = np.array([*starts, starts[-1] + stride]) - 0.5
+  axes.imshow(
+    np.concatenate([pixels[i] for i in starts], axis=1),
+    extent=(edges[0], edges[-1], 0, 1),
+    aspect='auto',
+    interpolation='nearest',
+  )
+  axes.vlines(edges[1:-1], 0, 1, color='white', linewidth=1.5)
+  axes.set_yticks([])
+
+
+def _draw_pair(axes: Any, true: np.ndarray, imagined: np.ndarray) -> None:
+  axes.grid(axis='y', color=_GRID, linewidth=0.8)
+  axes.set_axisbelow(True)
+  for x, style, color, label in (
+    (true, 'o-', _COLORS[0], 'true'),
+    (imagined, 'o--', _COLORS[1], 'imagined'),
+  ):
+    axes.plot(x, style, color=color, linewidth=1.6, ms=2.5, label=label)
+
+
+def _mark_context(panels: Sequence[Any], num_context: int) -> None:
+  end = num_context - 0.5
+  for axes in panels:
+    axes.axvline(end, color=_INK, linewidth=1.6)
+  for text, side, shift in (('observed', 'right', -4), ('foreseen', 'left', 4)):
+    panels[0].annotate(
+      text,
+      (end, 1),
+      xycoords=('data', 'axes fraction'),
+      xytext=(shift, 3),
+      textcoords='offset points',
+      ha=side,
+      color=_FAINT,
+      fontsize=9,
     )
