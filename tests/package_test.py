@@ -36,7 +36,9 @@ _RANKS = (
   ).split(),
   [
     f'graph.{x}'
-    for x in 'core execution looped parameters products readers'.split()
+    for x in (
+      'core execution labels looped parameters products readers'
+    ).split()
   ],
   ('network',),
   ('learners', 'training.actor'),

@@ -281,7 +281,7 @@ def _population(population: spec_lib.PopulationSpec) -> Any:
   return make(
     size=population.size,
     activation=population.activation,
-    name=f'{population.name}_population',
+    name=parameters.population_name(population),
   )
 
 

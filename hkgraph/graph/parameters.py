@@ -1,6 +1,6 @@
 """Weights of a graph: stored stacked, seen one connection at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import haiku as hk
@@ -46,6 +46,10 @@ def scope_name(position: int, connection: spec_lib.ConnectionSpec) -> str:
   return f'c{position}_{connection.src}_to_{connection.dst}_'
 
 
+def population_name(population: spec_lib.PopulationSpec) -> str:
+  return f'{population.name}_population'
+
+
 def connection_params(
   spec: spec_lib.GraphSpec, params: Params, *, module: str | None = None
 ) -> Table:
@@ -65,13 +69,13 @@ def connection_params(
   Raises:
     ValueError: if no module of `params`, or more than one, fits the graph.
   """
-  module = _find(spec, params, module)
+  module = find_module(spec, params, module)
   table = {}
   for pack in schedule.make(spec).packs:
     w, b = (params[module][f'{kind}_{pack.name}'] for kind in 'wb')
     for i, key in enumerate(pack.connections):
       table[key] = {'w': w[i], 'b': b[i]}
-  for key, prefix in _scopes(spec, module):
+  for key, prefix in transform_scopes(spec, module):
     table[key] = {
       f'{name[len(prefix) :]}/{leaf}': value
       for name, bundle in params.items()
@@ -104,7 +108,7 @@ def replace_connection_params(
     ValueError: if the table names a connection or a parameter that the graph
       does not have, or an array has the wrong shape.
   """
-  module = _find(spec, params, module)
+  module = find_module(spec, params, module)
   current = connection_params(spec, params, module=module)
   table = {tuple(key): value for key, value in table.items()}
   _check_table(current, table)
@@ -119,7 +123,7 @@ def replace_connection_params(
       }
       if rows:
         new[module][name] = _set_rows(new[module][name], rows)
-  for key, prefix in _scopes(spec, module):
+  for key, prefix in transform_scopes(spec, module):
     for path, value in table.get(key, {}).items():
       name, leaf = (prefix + path).rsplit('/', 1)
       new[name][leaf] = jnp.asarray(value, new[name][leaf].dtype)
@@ -153,12 +157,20 @@ def _check_table(current, table):
         )
 
 
-def _find(spec, params, module) -> str:
+def find_module(
+  spec: spec_lib.GraphSpec, params: Params, module: str | None = None
+) -> str:
+  """Name of the module that holds a graph's weights.
+
+  Raises:
+    ValueError: if no module of `params`, or more than one, fits the graph.
+  """
   shapes = _shapes(spec)
   fits = [
     name
     for name, bundle in params.items()
-    if shapes and {k: v.shape for k, v in bundle.items()} == shapes
+    if shapes
+    and {k: getattr(v, 'shape', None) for k, v in bundle.items()} == shapes
   ]
   if not shapes:
     # Nothing but custom transforms: their scopes tell.
@@ -185,7 +197,10 @@ def _shapes(spec) -> dict[str, tuple[int, ...]]:
   return shapes
 
 
-def _scopes(spec, module):
+def transform_scopes(
+  spec: spec_lib.GraphSpec, module: str
+) -> Iterator[tuple[schedule.ConnectionKey, str]]:
+  """Connections with a transform, and how names of its modules begin."""
   for i, connection in enumerate(spec.connections):
     if connection.transform is not None:
       prefix = f'{module}/~/{scope_name(i, connection)}/'

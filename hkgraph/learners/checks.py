@@ -6,13 +6,16 @@ from typing import Any
 import distrax
 import jax
 import jax.numpy as jnp
+import optax
 
 from hkgraph import network as network_lib
 from hkgraph import types
 from hkgraph.learners import config as config_lib
 
 
-def check_arguments(network: Any, config: Any, config_class: type) -> None:
+def check_arguments(
+  network: Any, config: Any, config_class: type, optimizer: Any = None
+) -> None:
   """Raises `TypeError` unless these are a network and a config of the class."""
   if not isinstance(network, network_lib.Network):
     raise TypeError(
@@ -20,6 +23,16 @@ def check_arguments(network: Any, config: Any, config_class: type) -> None:
       'action_spec)`, `hg.q_network` or `hg.transform(fn)` make it, got '
       f'{network!r}'
     )
+  check_config(config, config_class)
+  if not isinstance(optimizer, optax.GradientTransformation | None):
+    raise TypeError(
+      '`optimizer` must be an optax.GradientTransformation, such as '
+      f'`optax.adam(3e-4)`, got {optimizer!r}'
+    )
+
+
+def check_config(config: Any, config_class: type) -> None:
+  """Raises `TypeError` unless `config` is one of the class."""
   if not isinstance(config, config_class):
     name = config_class.__name__
     raise TypeError(

@@ -1,6 +1,7 @@
 """Proximal policy optimization (Schulman et al., 2017) for any `Network`."""
 
 import jax
+import optax
 
 from hkgraph import network as network_lib
 from hkgraph import types
@@ -15,7 +16,10 @@ PPOConfig = config_lib.PPOConfig
 
 
 def make_ppo(
-  network: network_lib.Network, config: PPOConfig
+  network: network_lib.Network,
+  config: PPOConfig,
+  *,
+  optimizer: optax.GradientTransformation | None = None,
 ) -> agent_lib.Agent:
   """Makes an agent that learns by proximal policy optimization.
 
@@ -42,18 +46,22 @@ def make_ppo(
   Args:
     network: Its outputs are `types.PolicyValue`; one value for each reward.
     config: The hyperparameters.
+    optimizer: Steps once per minibatch, on the parameters as the network has
+      them. It replaces that of the config, whose `learning_rate`, `schedule`,
+      `max_grad_norm` and `weight_decay` then have no effect.
 
   Returns:
     An `Agent`; its `init` raises `TypeError` or `ValueError` if the outputs
     of the network, the reward and `config` do not go together.
 
   Raises:
-    TypeError: If `network` is no `Network` or `config` no `PPOConfig`.
+    TypeError: If `network` is no `Network`, `config` no `PPOConfig`, or
+      `optimizer` no `optax.GradientTransformation`.
     ValueError: If a linear schedule has no end.
   """
-  checks.check_arguments(network, config, PPOConfig)
+  checks.check_arguments(network, config, PPOConfig, optimizer)
   checks.check_schedule(config)
-  optimizer = optimizer_lib.make_optimizer(
+  optimizer = optimizer or optimizer_lib.make_optimizer(
     config.learning_rate,
     schedule=config.schedule,
     total_steps=rollouts.total_steps(config),

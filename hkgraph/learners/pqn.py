@@ -20,7 +20,10 @@ PQNConfig = config_lib.PQNConfig
 
 
 def make_pqn(
-  network: network_lib.Network, config: PQNConfig
+  network: network_lib.Network,
+  config: PQNConfig,
+  *,
+  optimizer: optax.GradientTransformation | None = None,
 ) -> agent_lib.Agent:
   """Makes an agent that learns action values from parallel environments.
 
@@ -51,19 +54,23 @@ def make_pqn(
       one entry for each head of the action. Such a dict learns from a reward
       for each of its keys, or from one reward that all heads share.
     config: The hyperparameters.
+    optimizer: As in `make_ppo`; it replaces that of the config, whose
+      `optimizer`, `learning_rate`, `schedule` and `max_grad_norm` then have no
+      effect.
 
   Returns:
     An `Agent`; its `init` raises `TypeError` or `ValueError` if the outputs
     of the network, the reward and `config` do not go together.
 
   Raises:
-    TypeError: If `network` is no `Network` or `config` no `PQNConfig`.
+    TypeError: If `network` is no `Network`, `config` no `PQNConfig`, or
+      `optimizer` no `optax.GradientTransformation`.
     ValueError: If a schedule has no end.
   """
-  checks.check_arguments(network, config, PQNConfig)
+  checks.check_arguments(network, config, PQNConfig, optimizer)
   checks.check_schedule(config)
   checks.check_exploration(config)
-  optimizer = optimizer_lib.make_optimizer(
+  optimizer = optimizer or optimizer_lib.make_optimizer(
     config.learning_rate,
     name=config.optimizer,
     schedule=config.schedule,

@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from hkgraph import network as network_lib
 from hkgraph import types
@@ -576,6 +577,19 @@ class LearningTest(absltest.TestCase):
     self.assertGreater(np.mean(shares[-5:]), 0.9)
 
 
+class OptimizerTest(parameterized.TestCase):
+  def test_another_one_steps_instead(self):
+    state, trajectory = before_second_update(fakes.memoryless)
+    optimizer = optax.set_to_zero()
+    agent = ppo.make_ppo(fakes.memoryless(), CONFIG, optimizer=optimizer)
+    state = agent.init(
+      jax.random.key(0), jax.tree.map(lambda x: x[0], trajectory.timestep)
+    ).replace(params=state.params)
+    new, metrics = agent.update(state, trajectory)
+    chex.assert_trees_all_equal(new.params, state.params)
+    self.assertGreater(metrics['grad_norm'], 0)
+
+
 class WrongInputTest(parameterized.TestCase):
   def init(self, outputs, reward=None, **settings):
     config = dataclasses.replace(CONFIG, **settings)
@@ -630,6 +644,10 @@ class WrongInputTest(parameterized.TestCase):
       ppo.make_ppo(None, CONFIG)
     with self.assertRaisesRegex(TypeError, '`config` must be a PPOConfig.*{}'):
       ppo.make_ppo(fakes.memoryless(), {})
+    with self.assertRaisesRegex(
+      TypeError, '`optimizer` must be an optax.*got 1'
+    ):
+      ppo.make_ppo(fakes.memoryless(), CONFIG, optimizer=1)
 
   def test_trajectory_of_other_sizes(self):
     state, trajectory = before_second_update(fakes.memoryless)

@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from hkgraph import network as network_lib
 from hkgraph import types
@@ -544,6 +545,19 @@ class TransformationsTest(parameterized.TestCase):
     self.assertEqual(new_state.num_updates, state.num_updates)
 
 
+class OptimizerTest(parameterized.TestCase):
+  def test_another_one_steps_instead(self):
+    state, trajectory = before_second_update(memoryless)
+    optimizer = optax.set_to_zero()
+    agent = pqn.make_pqn(memoryless(), CONFIG, optimizer=optimizer)
+    state = agent.init(
+      jax.random.key(0), jax.tree.map(lambda x: x[0], trajectory.timestep)
+    ).replace(params=state.params)
+    new, metrics = agent.update(state, trajectory)
+    chex.assert_trees_all_equal(new.params, state.params)
+    self.assertGreater(metrics['grad_norm'], 0)
+
+
 class WrongInputTest(parameterized.TestCase):
   def init(self, outputs, reward=None):
     agent = pqn.make_pqn(fakes.memoryless(outputs), CONFIG)
@@ -581,6 +595,10 @@ class WrongInputTest(parameterized.TestCase):
       pqn.make_pqn(None, CONFIG)
     with self.assertRaisesRegex(TypeError, '`config` must be a PQNConfig.*{}'):
       pqn.make_pqn(memoryless(), {})
+    with self.assertRaisesRegex(
+      TypeError, '`optimizer` must be an optax.*got 1'
+    ):
+      pqn.make_pqn(memoryless(), CONFIG, optimizer=1)
 
   @parameterized.parameters(
     (dict(schedule='linear', epsilon_start=0.05), "`schedule='linear'`"),
