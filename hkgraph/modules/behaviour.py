@@ -53,7 +53,7 @@ class Actor(hk.Module):
   def _mix(self, policy):
     if isinstance(policy, distrax.Independent):
       return distrax.Independent(self._mix(policy.distribution), 1)
-    if not isinstance(policy, distrax.Categorical):
+    if not isinstance(policy, distrax.Categorical) or not self._unimix:
       return policy
     # Choices that only pad an array stay impossible.
     possible = policy.logits > -jnp.inf

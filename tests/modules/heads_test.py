@@ -282,5 +282,60 @@ class MakeHeadTest(chex.TestCase):
     inside(wrong)
 
 
+class EncodeActionTest(parameterized.TestCase):
+  """Actions as inputs of networks, by hand."""
+
+  def test_one_choice(self):
+    encoded = heads.encode_action(DISCRETE, jnp.asarray([[0, 4], [2, 1]]))
+    np.testing.assert_array_equal(encoded, np.eye(5)[[[0, 4], [2, 1]]])
+    self.assertEqual(heads.encoded_size(DISCRETE), 5)
+
+  def test_several_choices_side_by_side(self):
+    # 3, 1 and 4 actions.
+    encoded = heads.encode_action(SEVERAL, jnp.asarray([[2, 0, 1], [0, 0, 3]]))
+    np.testing.assert_array_equal(
+      encoded, [[0, 0, 1, 1, 0, 1, 0, 0], [1, 0, 0, 1, 0, 0, 0, 1]]
+    )
+    self.assertEqual(heads.encoded_size(SEVERAL), 8)
+
+  def test_bounded_numbers_are_squashed(self):
+    action = jnp.asarray([[0.5, -40.0], [-1.0, 3.0]])
+    np.testing.assert_allclose(
+      heads.encode_action(BODY, action), np.tanh(action), rtol=1e-6
+    )
+    # Not as many as the head reads, which are means and scales.
+    self.assertEqual(heads.encoded_size(BODY), 2)
+
+  def test_a_dict_in_the_order_of_its_keys(self):
+    spec = {'mouth': DISCRETE, 'arm': BODY}
+    encoded = heads.encode_action(
+      spec, {'mouth': jnp.asarray([3]), 'arm': jnp.asarray([[0.0, 1.0]])}
+    )
+    np.testing.assert_allclose(
+      encoded, [[0, np.tanh(1), 0, 0, 0, 1, 0]], rtol=1e-6
+    )
+    self.assertEqual(heads.encoded_size(spec), 7)
+
+  @parameterized.parameters(DISCRETE, SEVERAL, BODY)
+  def test_reads_what_policies_draw(self, spec):
+    size = heads.input_size(spec)
+    for lead in ((), (4,), (3, 4)):
+      _, policy = run(
+        lambda x: heads.make_head(spec)(x), jnp.zeros((*lead, size))
+      )
+      action = distributions.sample(policy, jax.random.key(0))
+      encoded = heads.encode_action(spec, action)
+      self.assertEqual(encoded.shape, (*lead, heads.encoded_size(spec)))
+
+  @parameterized.named_parameters(
+    ('unbounded', specs.Array((2,), np.float32), 'declare bounds'),
+    ('from_1', specs.BoundedArray((2,), np.int32, 1, 3), 'count from 0'),
+    ('nested', {'a': {'b': DISCRETE}}, r"\['b'\] inside of a dict"),
+  )
+  def test_refuses(self, spec, message):
+    with self.assertRaisesRegex(ValueError, message):
+      heads.encoded_size(spec)
+
+
 if __name__ == '__main__':
   absltest.main()
