@@ -28,9 +28,9 @@ def _run(make, x):
   return y, jax.device_get(trained), jax.device_get(params)
 
 
-def _norm(x, params):
+def _norm(x, params, epsilon=1e-5):
   x = x - x.mean(-1, keepdims=True)
-  x = x / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+  x = x / np.sqrt(x.var(-1, keepdims=True) + epsilon)
   return x * params['scale'] + params['offset']
 
 
@@ -67,6 +67,23 @@ class EncodersTest(parameterized.TestCase):
       layer = p[f'qmlp_encoder/linear{end}']
       h = h @ layer['w'] + layer['b']
       h = np.maximum(_norm(h, p[f'qmlp_encoder/layer_norm{end}']), 0)
+    np.testing.assert_allclose(y, h, rtol=1e-4, atol=1e-5)
+
+  @parameterized.product(
+    dtype=(np.float32, np.uint8, np.int32), norm=(True, False)
+  )
+  def test_symlog(self, dtype, norm):
+    x = (np.random.default_rng(0).standard_normal((3, 2, 2)) * 90).astype(dtype)
+    y, p, _ = _run(lambda: encoders.SymlogEncoder((5, 4), norm=norm), x)
+    h = x.reshape(3, 4).astype(np.float32)  # At face value.
+    h = np.sign(h) * np.log1p(np.abs(h))
+    for end in ('', '_1'):
+      layer = p[f'symlog_encoder/perceptron/linear{end}']
+      h = h @ layer['w'] + layer.get('b', 0)
+      self.assertEqual('b' in layer, not norm)
+      if norm:
+        h = _norm(h, p[f'symlog_encoder/perceptron/layer_norm{end}'], 1e-3)
+      h = h / (1 + np.exp(-h))
     np.testing.assert_allclose(y, h, rtol=1e-4, atol=1e-5)
 
   @parameterized.parameters(np.uint8, np.float32, np.int32)
@@ -153,6 +170,7 @@ class ContractTest(parameterized.TestCase):
   @parameterized.parameters(
     (lambda: encoders.MLPEncoder((4,)), (2, 3)),
     (lambda: encoders.QMLPEncoder((4,)), ()),
+    (lambda: encoders.SymlogEncoder((4,)), (2, 3)),
     (lambda: encoders.ConvEncoder((3,), 4), (5, 6, 1)),
     (lambda: encoders.QConvEncoder((3,), (4,)), (5, 6, 1)),
   )
@@ -185,6 +203,7 @@ class ContractTest(parameterized.TestCase):
   @parameterized.parameters(
     (lambda: encoders.MLPEncoder((4, 0)), r'`hidden_sizes`.*got \(4, 0\)'),
     (lambda: encoders.QMLPEncoder((4.0,)), '`hidden_sizes`'),
+    (lambda: encoders.SymlogEncoder((0,)), '`hidden_sizes`'),
     (lambda: encoders.MLPEncoder((True,)), '`hidden_sizes`'),
     (lambda: encoders.ConvEncoder((0,)), '`channels`'),
     (lambda: encoders.ConvEncoder(hidden_size=True), '`hidden_size`'),
