@@ -1,7 +1,5 @@
 """Mixtures with the uniform, and samples: exact, fair, with a gradient."""
 
-from unittest import mock
-
 from absl.testing import absltest, parameterized
 import chex
 import distrax
@@ -98,19 +96,27 @@ class StraightThroughTest(chex.TestCase):
     probs = np.float32(rng.random((1000, 32)) ** 8)
     probs[:, 20:] = 0
     distribution = distrax.Categorical(probs=jnp.asarray(probs))
-    key = jax.random.key(0)
     for u, expected in ((1 - 2.0**-23, 19), (0.0, 0)):
-      with mock.patch.object(
-        jax.random, 'uniform', side_effect=lambda _, *args, u=u: jnp.full(
-          args[0], u, *args[1:]
-        )
-      ) as uniform:  # fmt: skip
-        sample = latents.straight_through_sample(distribution, key)
-        uniform.assert_called_once()
+      sample = latents.straight_through(distribution, jnp.full(1000, u))
       index = np.argmax(sample, -1)
       np.testing.assert_array_equal(np.sum(sample, -1), 1)
       self.assertTrue(np.all(probs[np.arange(1000), index] > 0))
       self.assertEqual(np.bincount(index).argmax(), expected)
+
+  def test_numbers_may_be_given(self):
+    distribution = latents.unimix_categorical(jnp.arange(24.0).reshape(2, 3, 4))
+    key = jax.random.key(5)
+    np.testing.assert_array_equal(
+      latents.straight_through(distribution, latents.uniform(key, (2, 3))),
+      latents.straight_through_sample(distribution, key),
+    )
+    # Classes end at .25, .75 and 1.
+    distribution = distrax.Categorical(
+      probs=jnp.asarray([[0.25, 0.5, 0.25]] * 5)
+    )
+    given = jnp.asarray([0.0, 0.24, 0.26, 0.74, 0.76])
+    sample = latents.straight_through(distribution, given)
+    np.testing.assert_array_equal(np.argmax(sample, -1), [0, 0, 1, 1, 2])
 
   def test_is_fair(self):
     probs = np.float32([[0.1, 0.2, 0, 0.7], [0.25, 0.25, 0.25, 0.25]])
