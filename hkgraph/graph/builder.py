@@ -145,6 +145,16 @@ class PopulationGraph:
       )
     self._connections += [there, back] if reciprocal else [there]
 
+  @property
+  def populations(self) -> tuple[spec.PopulationSpec, ...]:
+    """Those declared so far, in the order of the calls."""
+    return tuple(self._populations.values())
+
+  @property
+  def connections(self) -> tuple[spec.ConnectionSpec, ...]:
+    """Those declared so far, in the order of the calls; not yet counted."""
+    return tuple(self._connections)
+
   def finalize(self) -> spec.GraphSpec:
     """The graph as it now stands, frozen; later calls do not change it.
 
@@ -153,9 +163,7 @@ class PopulationGraph:
         unknown populations, cycles without delay, outputs that share a key or
         are not connected, inputs of unlike sizes that read one key, no output.
     """
-    return spec.GraphSpec(
-      tuple(self._populations.values()), tuple(self._connections)
-    )
+    return spec.GraphSpec(self.populations, self.connections)
 
   def _add(self, name: str, size: int, **fields):
     population = spec.PopulationSpec(name, size, **fields)
