@@ -237,7 +237,9 @@ def make_dreamer(
   def update(learner_state, trajectory):
     checks.check_trajectory(trajectory, config)
     rows = jax.tree.map(lambda x: x[:-1], trajectory.timestep)
-    replay = replay_lib.add(learner_state.replay, _row(rows, trajectory.action))
+    # What is not finite must not be met again in every batch to come.
+    rows = _finite(_row(rows, trajectory.action))
+    replay = replay_lib.add(learner_state.replay, rows)
     key, fit_key = jax.random.split(learner_state.key)
     # The replay stays outside of what is selected: it is never copied.
     before = learner_state.replace(replay=(), key=key)
@@ -350,7 +352,7 @@ def _core_maker(core, sizes) -> Callable[[], hk.RNNCore]:
     return lambda: rssm.ProjectedCore(
       graph_core.GraphCore(core), core.input_sizes
     )
-  if not callable(core) or isinstance(core, hk.RNNCore):
+  if not callable(core) or isinstance(core, hk.RNNCore | type):
     raise TypeError(
       '`core` must be a finished graph, or a function without arguments that '
       f'makes an hk.RNNCore, as `lambda: hk.GRU(200)`, got {core!r}'
@@ -377,6 +379,17 @@ def _row(timestep: types.TimeStep, action: types.ArrayTree) -> Row:
     discount=timestep.discount,
     is_first=timestep.first(),
   )
+
+
+def _finite(rows: Row) -> Row:
+  """Rows with 0 for what is not finite."""
+
+  def clean(x):
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      return x
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+  return jax.tree.map(clean, rows)
 
 
 def _make_fit(loss_fn, optimizers, config):
@@ -418,7 +431,7 @@ def _make_fit(loss_fn, optimizers, config):
 
     def wait(state):
       _, metrics = jax.eval_shape(run, state)
-      # Not a number: nothing was measured.
+      # Nothing was measured.
       return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
 
     enough = replay_lib.can_sample(replay, config.replayed_rows)
@@ -447,9 +460,10 @@ def _make_loss(networks: _Networks, action_spec: Any, config: DreamerConfig):
     state = world['initial']({}, rows.is_first.shape[1], dtype)
     if burn_in:
       warming = jax.tree.map(lambda x: x[:burn_in], sequence)
-      state = world['observe'](
+      warmed = world['observe'](
         frozen['world_model'], state, *warming, warm_key
-      ).state
+      )
+      state = lax.stop_gradient(warmed.state)
     sequence, rows = jax.tree.map(lambda x: x[burn_in:], (sequence, rows))
     observed = world['observe'](
       params['world_model'], state, *sequence, observe_key
