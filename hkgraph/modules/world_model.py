@@ -50,7 +50,8 @@ class WorldModel(hk.Module):
 
     Args:
       observation_spec: A `dm_env` spec or a dict of them. `[H, W, C]` from 8
-        by 8 on is an image; a `DiscreteArray` is one-hot; all else is a vector.
+        by 8 on is an image, if it holds bools, uint8 up to 255 or floats from 0
+        to 1; a `DiscreteArray` is one-hot; all else is a vector.
       core: The deterministic part of the state: reads latents and action side
         by side, `[B, I]`. A `GatedCell`, any `hk.RNNCore`, or a graph in a
         `ProjectedCore`.
@@ -215,10 +216,15 @@ def _prepare(x, spec):
 
 
 def _is_image(spec: specs.Array) -> bool:
-  kinds = (np.uint8, np.bool_, np.floating)
-  is_brightness = any(np.issubdtype(spec.dtype, kind) for kind in kinds)
-  shape = spec.shape
-  return is_brightness and len(shape) == 3 and min(shape[:2]) >= _IMAGE
+  """Whether numbers are brightness: bools, bytes to 255, floats in [0, 1]."""
+  if len(spec.shape) != 3 or min(spec.shape[:2]) < _IMAGE:
+    return False
+  if np.issubdtype(spec.dtype, np.floating):
+    low, high = (getattr(spec, x, np.inf) for x in ('minimum', 'maximum'))
+    return bool(np.all(low == 0) and np.all(high == 1))
+  if spec.dtype == np.uint8:  # Less than 255 are symbols, by number.
+    return bool(np.all(getattr(spec, 'maximum', 255) == 255))
+  return spec.dtype == np.bool_
 
 
 def _by_name(tree: Any) -> dict[str, Any]:

@@ -114,15 +114,22 @@ class ObservationTest(parameterized.TestCase):
     self.assertEqual(seen.shape, (1,))
 
   @parameterized.parameters(
-    ((8, 8, 1), np.float32, True),
-    ((8, 8, 1), np.bool_, True),
-    ((9, 8, 2), np.uint8, True),
-    ((7, 8, 2), np.uint8, False),
-    ((8, 8, 1), np.int32, False),
-    ((8, 8), np.uint8, False),
+    ((8, 8, 1), np.bool_, None, True),
+    ((8, 8, 1), np.float32, 1.0, True),
+    ((8, 8, 1), np.float32, 2.0, False),
+    ((8, 8, 1), np.float32, None, False),
+    ((9, 8, 2), np.uint8, None, True),
+    ((9, 8, 2), np.uint8, 255, True),
+    ((9, 8, 2), np.uint8, 10, False),
+    ((7, 8, 2), np.uint8, None, False),
+    ((8, 8, 1), np.int32, None, False),
+    ((8, 8), np.uint8, None, False),
   )
-  def test_what_is_an_image(self, shape, dtype, is_image):
-    (seen,) = world_model.observed_specs(specs.Array(shape, dtype)).values()
+  def test_what_is_an_image(self, shape, dtype, maximum, is_image):
+    spec = specs.Array(shape, dtype)
+    if maximum is not None:
+      spec = specs.BoundedArray(shape, dtype, 0, maximum)
+    (seen,) = world_model.observed_specs(spec).values()
     size = (int(np.prod(shape)),)
     self.assertEqual(seen.shape, shape if is_image else size)
 
