@@ -120,7 +120,7 @@ def build(factory: Callable[..., Any], x: Any, source: str, value: Any) -> Any:
     source: The name of the argument that takes `value`.
     value: Random streams or a key.
   """
-  parameters = inspect.signature(factory).parameters
+  parameters = _signature(factory).parameters
   args = []
   size = parameters.get('in_features')
   if size is not None and size.default is inspect.Parameter.empty:
@@ -133,6 +133,18 @@ def build(factory: Callable[..., Any], x: Any, source: str, value: Any) -> Any:
   if source in parameters:
     return factory(*args, **{source: value})
   return factory(*args, value)
+
+
+def _signature(factory: Callable[..., Any]) -> inspect.Signature:
+  """What a factory takes, also if it is a class with a metaclass."""
+  bound = (), {}
+  if hasattr(factory, 'func'):  # A partial, of one library or another.
+    bound = factory.args, dict(factory.keywords)
+    factory = factory.func
+  factory = inspect.unwrap(factory)
+  if isinstance(factory, type):
+    factory = functools.partial(factory.__init__, None)
+  return inspect.signature(functools.partial(factory, *bound[0], **bound[1]))
 
 
 class ForeignModule(hk.Module):
