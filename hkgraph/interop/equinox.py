@@ -6,10 +6,8 @@ host does to its own layers afterwards does not reach a network of ours: the
 `eqx.nn.Conv` alone, so that the weights stay as `network.init` drew them.
 """
 
-from collections.abc import Callable, Hashable
-import dataclasses
+from collections.abc import Callable, Hashable, Mapping
 import functools
-import inspect
 from typing import Any
 
 import jax
@@ -19,7 +17,7 @@ import jax.numpy as jnp
 from hkgraph import network as network_lib
 from hkgraph import types
 from hkgraph.graph import validate
-from hkgraph.interop import foreign, packages
+from hkgraph.interop import equinox_host, foreign, packages
 from hkgraph.modules import encoding
 
 eqx = packages.load('equinox')
@@ -74,7 +72,7 @@ def from_equinox(
     is_made and not isinstance(factory, eqx.Partial)
   ):
     raise TypeError(f'`factory` must be a function of a key, got {factory!r}')
-  host = _Host(factory, call, initial_carry, axis_name)
+  host = equinox_host.EquinoxHost(factory, call, initial_carry, axis_name)
   return foreign.ForeignModule(host, name or 'equinox_module')
 
 
@@ -182,14 +180,15 @@ def _check_no_carry(carry) -> None:
 def _out_features(module, key) -> int:
   x = jax.ShapeDtypeStruct((module.in_features,), jnp.result_type(float))
   y = jax.eval_shape(functools.partial(_outputs, module), x, key)
-  leaves = jax.tree.leaves(y)
-  if not leaves or any(len(leaf.shape) != 2 for leaf in leaves):
+  leaves = list(y.values()) if isinstance(y, Mapping) else [y]
+  shapes = [getattr(leaf, 'shape', ()) for leaf in leaves]
+  if not leaves or any(len(shape) != 2 for shape in shapes):
     raise ValueError(
       'the output size of the network cannot be inferred: it must give one '
       f'array [B, F], or a dict of them, got {_describe(y)} for B = 1; the '
       'body ends before the heads, which the host adds'
     )
-  return sum(leaf.shape[1] for leaf in leaves)
+  return sum(shape[1] for shape in shapes)
 
 
 def _describe(y) -> str:
@@ -208,168 +207,3 @@ def _of_bits(bits, dtype):
   if not jnp.issubdtype(dtype, jnp.inexact):
     return bits
   return lax.bitcast_convert_type(bits, dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Structure:
-  """An Equinox module, and its state, without their arrays."""
-
-  treedef: Any
-  leaves: tuple[Any, ...]  # A name where there was an array.
-  kinds: tuple[str, ...]
-  has_state: bool
-  is_recurrent: bool
-
-  def tree(self, variables: foreign.Variables) -> Any:
-    return jax.tree.unflatten(
-      self.treedef,
-      [
-        leaf if kind == 'static' else getattr(variables, kind)[leaf]
-        for leaf, kind in zip(self.leaves, self.kinds, strict=True)
-      ],
-    )
-
-
-class _Host(foreign.Host):
-  """An Equinox module as pure functions."""
-
-  def __init__(self, factory, call, initial_carry, axis_name):
-    self._factory = factory
-    self._call = call
-    self._initial_carry = initial_carry
-    self._axis_name = axis_name
-    name = getattr(factory, '__name__', None) or repr(factory)
-    self.title = f'the Equinox module of {name}'
-
-  def create(self, key, x):
-    made = foreign.build(self._factory, x, 'key', key)
-    pair = made if isinstance(made, tuple) else (made, None)
-    if len(pair) != 2 or not callable(pair[0]):
-      raise TypeError(
-        '`factory` must make an eqx.Module, or a pair of one and an '
-        f'eqx.nn.State, got {made!r}'
-      )
-    pair = _with_sane_averages(*pair)
-    is_recurrent = self._initial_carry is not None or _is_cell(pair[0])
-    return _take_apart(pair, is_recurrent)
-
-  def initial_memory(self, structure, variables, x):
-    if not structure.is_recurrent:
-      return ()
-    module, _ = structure.tree(variables)
-    initial = self._initial_carry or _initial_of_cell
-    return jax.vmap(lambda x: initial(module, x))(x)
-
-  def call(self, structure, variables, memory, x, key, mask):
-    module, state = structure.tree(variables)
-    module = _with_inference(module, mask is None)
-    run = self._runner(module)
-    size = jax.tree.leaves(x)[0].shape[0]
-    keys = jax.random.split(key, size)
-
-    def one(memory, x, key, state):
-      args = [memory] if structure.is_recurrent else []
-      args += [x, state] if structure.has_state else [x]
-      out = run(*args, key)
-      out = out if len(args) > 1 else (out,)
-      memory, out = (out[0], out[1:]) if structure.is_recurrent else ((), out)
-      y, new = out if structure.has_state else (out[0], state)
-      return memory, y, new
-
-    memory, y, state = jax.vmap(
-      one, (0, 0, 0, None), (0, 0, None), axis_name=self._axis_name
-    )(memory, x, keys, state)
-    variables, _ = _take_apart((module, state), structure.is_recurrent)
-    return variables, memory, y
-
-  def _runner(self, module):
-    """`(*args, key) -> outputs`, as `args` are in `call`."""
-    if self._call:
-      return functools.partial(self._call, module)
-    if _is_cell(module):
-      return functools.partial(_run_cell, module)
-    parameters = inspect.signature(module).parameters.values()
-    takes_key = any(
-      p.name == 'key' or p.kind == inspect.Parameter.VAR_KEYWORD
-      for p in parameters
-    )
-    if takes_key:
-      return lambda *args: module(*args[:-1], key=args[-1])
-    return lambda *args: module(*args[:-1])
-
-
-def _take_apart(pair, is_recurrent) -> tuple[foreign.Variables, _Structure]:
-  """The arrays of a module and its state by name, and all the rest."""
-  leaves, treedef = jax.tree_util.tree_flatten_with_path(pair)
-  variables = {'params': {}, 'statistics': {}, 'static': {}}
-  kept, kinds = [], []
-  for path, leaf in leaves:
-    kind = _kind(path, leaf)
-    name = jax.tree_util.keystr(path[1:], simple=True, separator='.')
-    name = f'state.{name}' if path[0].idx else name
-    variables[kind][name] = leaf
-    kept.append(leaf if kind == 'static' else name)
-    kinds.append(kind)
-  structure = _Structure(
-    treedef=treedef,
-    leaves=tuple(kept),
-    kinds=tuple(kinds),
-    has_state=pair[1] is not None,
-    is_recurrent=is_recurrent,
-  )
-  return foreign.Variables(
-    params=variables['params'], statistics=variables['statistics'], cache={}
-  ), structure
-
-
-def _kind(path, leaf) -> str:
-  if not eqx.is_array(leaf):
-    return 'static'
-  trains = path[0].idx == 0 and eqx.is_inexact_array(leaf)
-  return 'params' if trains else 'statistics'
-
-
-def _with_inference(module, inference: bool):
-  """Tells layers with a state, and no other ones, what they are run for."""
-
-  def is_layer(node):
-    return isinstance(node, eqx.nn.StatefulLayer) and hasattr(node, 'inference')
-
-  def where(tree):
-    nodes = jax.tree.leaves(tree, is_leaf=is_layer)
-    return [node.inference for node in nodes if is_layer(node)]
-
-  if not where(module):
-    return module
-  return eqx.tree_at(where, module, replace_fn=lambda _: inference)
-
-
-def _with_sane_averages(module, state):
-  """Lets an average that has seen nothing leave its input as it is."""
-
-  def is_norm(node):
-    return isinstance(node, eqx.nn.BatchNorm)
-
-  for node in jax.tree.leaves(module, is_leaf=is_norm):
-    # It begins as zeros, by which its inference would divide.
-    if is_norm(node) and node.ema_state_index is not None:
-      mean, variance = state.get(node.ema_state_index)
-      averages = (jnp.zeros_like(mean), jnp.ones_like(variance))
-      state = state.set(node.ema_state_index, averages)
-  return module, state
-
-
-def _is_cell(module) -> bool:
-  return isinstance(module, eqx.nn.GRUCell | eqx.nn.LSTMCell)
-
-
-def _initial_of_cell(cell, x):
-  del x
-  zeros = jnp.zeros(cell.hidden_size, cell.weight_hh.dtype)
-  return (zeros, zeros) if isinstance(cell, eqx.nn.LSTMCell) else zeros
-
-
-def _run_cell(cell, memory, x, key):
-  memory = cell(x, memory, key=key)
-  y = memory[0] if isinstance(cell, eqx.nn.LSTMCell) else memory
-  return memory, y

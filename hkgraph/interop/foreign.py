@@ -6,145 +6,19 @@ it remembers of an element of the batch, and a key for the noise of each, is
 carry.
 """
 
-import abc
 from collections.abc import Callable, Sequence
-import dataclasses
 import functools
-import inspect
 from typing import Any
 
 import chex
 import haiku as hk
 import jax
-from jax.extend import core as jax_core
 import jax.numpy as jnp
 
 from hkgraph import types
 from hkgraph.graph import core
+from hkgraph.interop import hosting
 from hkgraph.modules import stateful
-
-
-@chex.dataclass(frozen=True, mappable_dataclass=False)
-class Variables:
-  """All arrays of a foreign module but its random streams, by name.
-
-  Attributes:
-    params: Trainable.
-    statistics: Anything else, such as running averages and constants.
-    cache: What the module itself keeps of one element of the batch.
-  """
-
-  params: dict[str, types.Array]
-  statistics: dict[str, types.Array]
-  cache: dict[str, types.Array]
-
-
-class Host(abc.ABC):
-  """A foreign module as pure functions; inputs have one leading axis, `N`.
-
-  Attributes:
-    title: What to call the module in an error.
-  """
-
-  title: str
-
-  @abc.abstractmethod
-  def create(self, key: chex.PRNGKey, x: Any) -> tuple[Variables, Any]:
-    """Makes the module: fresh variables, and the structure of the rest."""
-
-  def initial_memory(
-    self, structure: Any, variables: Variables, x: Any
-  ) -> types.ArrayTree:
-    """The recurrent carry at the beginning of an episode, `[N, ...]`."""
-    del structure, variables, x
-    return ()
-
-  @abc.abstractmethod
-  def call(
-    self,
-    structure: Any,
-    variables: Variables,
-    memory: types.ArrayTree,
-    x: Any,
-    key: chex.PRNGKey,
-    mask: types.Array | None,
-  ) -> tuple[Variables, types.ArrayTree, Any]:
-    """Runs the module on `N` rows.
-
-    Args:
-      structure: What `create` gave.
-      variables: Before the call.
-      memory: Before the call. Shape `[N, ...]`.
-      x: Shape `[N, ...]`.
-      key: All noise of the call is drawn from it.
-      mask: None normalises by running averages. Else they are learned, from the
-        rows that are set. Shape `[N]`, bool.
-
-    Returns:
-      Variables and memory after the call, and the output, `[N, ...]`.
-    """
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """The names of a tree's leaves, in its order."""
-
-  names: tuple[str, ...]
-  treedef: Any
-
-  def tree(self, leaves: dict[str, Any]) -> Any:
-    """The tree with these leaves."""
-    return jax.tree.unflatten(self.treedef, [leaves[n] for n in self.names])
-
-
-def name_leaves(
-  tree: Any, rename: Callable[[str], str] = str
-) -> tuple[dict[str, Any], Layout]:
-  """The leaves of a tree by name, such as `layers.0.kernel`."""
-  leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
-  named = {}
-  for path, leaf in leaves:
-    name = rename(jax.tree_util.keystr(path, simple=True, separator='.'))
-    if name in named:
-      raise ValueError(f'two leaves of the module are named {name!r}')
-    named[name] = leaf
-  return named, Layout(tuple(named), treedef)
-
-
-def build(factory: Callable[..., Any], x: Any, source: str, value: Any) -> Any:
-  """Calls a factory with a source of randomness, and `in_features` if wanted.
-
-  Args:
-    factory: `(rngs)` or `(in_features, rngs)`, where `source` is `'rngs'`.
-    x: The input, one array `[N, ..., in_features]` if the factory asks.
-    source: The name of the argument that takes `value`.
-    value: Random streams or a key.
-  """
-  parameters = _signature(factory).parameters
-  args = []
-  size = parameters.get('in_features')
-  if size is not None and size.default is inspect.Parameter.empty:
-    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(x)):
-      raise TypeError(
-        'a factory with `in_features` reads one array, got a '
-        f'{type(x).__name__}; join it first, or make a factory without'
-      )
-    args = [jnp.shape(x)[-1]]
-  if source in parameters:
-    return factory(*args, **{source: value})
-  return factory(*args, value)
-
-
-def _signature(factory: Callable[..., Any]) -> inspect.Signature:
-  """What a factory takes, also if it is a class with a metaclass."""
-  bound = (), {}
-  if hasattr(factory, 'func'):  # A partial, of one library or another.
-    bound = factory.args, dict(factory.keywords)
-    factory = factory.func
-  factory = inspect.unwrap(factory)
-  if isinstance(factory, type):
-    factory = functools.partial(factory.__init__, None)
-  return inspect.signature(functools.partial(factory, *bound[0], **bound[1]))
 
 
 class ForeignModule(hk.Module):
@@ -155,18 +29,27 @@ class ForeignModule(hk.Module):
   population by `population`.
   """
 
-  def __init__(self, host: Host, name: str | None = None):
+  def __init__(self, host: hosting.Host, name: str | None = None):
     super().__init__(name=name)
     self._host = host
 
   def __call__(self, x: Any) -> Any:
+    """Maps a tree of arrays `[B, ...]` or `[T, B, ...]` to outputs.
+
+    Raises:
+      ValueError: If the axes in front are not those of the rows, or the output
+        size cannot be inferred.
+    """
     rows = _rows()
     is_sequence = rows is not None and rows.is_sequence
+    _check_lead(self.name, x, rows)
     row = jax.tree.map(lambda x: x[0], x) if is_sequence else x
-    shapes, structure = _inspect(self._host, row)
+    shapes, structure = hosting.inspect_host(self._host, row)
     variables, latest = self._variables(shapes, row)
     initial = self._initial(structure, variables, shapes, row)
-    draws = _check_and_probe(self._host, structure, variables, initial, row)
+    draws = hosting.check_and_probe(
+      self._host, structure, variables, initial, row
+    )
     run = functools.partial(_run, self._host, structure, variables)
     if draws or jax.tree.leaves(initial):
       y, before = Carry(run, initial, draws)(x)
@@ -197,7 +80,7 @@ class ForeignModule(hk.Module):
     if shapes.statistics:
       statistics = _strong(fresh().statistics) if hk.running_init() else None
       frozen, latest = stateful.get_statistics('statistics', statistics)
-    return Variables(params=params, statistics=frozen, cache={}), latest
+    return hosting.Variables(params=params, statistics=frozen, cache={}), latest
 
   @hk.transparent
   def _initial(self, structure, variables, shapes, row):
@@ -220,15 +103,17 @@ class ForeignModule(hk.Module):
     """Takes the rows under the mask into the statistics, all at once."""
     before, x = _merge_rows((before, x), mask.ndim)
     mask = mask.reshape(-1)
-    # What is not under the mask cannot leave a trace, whoever the learner is.
+    # Rows under the mask first, then again in place of the others: these leave
+    # no trace, even in a layer that knows no mask.
+    count, row = jnp.sum(mask), jnp.arange(mask.size)
     order = jnp.argsort(~mask, stable=True)
-    row = jnp.arange(mask.size) % jnp.maximum(jnp.sum(mask), 1)
-    taken = jnp.where(mask, jnp.arange(mask.size), order[row])
+    taken = order[row % jnp.maximum(count, 1)]
     memory, x = jax.tree.map(lambda x: x[taken], (before.get('memory', ()), x))
     key = before['keys'][0] if 'keys' in before else jax.random.key(0)
-    new, _, _ = self._host.call(structure, variables, memory, x, key, mask)
+    once = row < count
+    new, _, _ = self._host.call(structure, variables, memory, x, key, once)
     statistics = jax.tree.map(
-      lambda new, old: jnp.where(jnp.any(mask), new, old).astype(old.dtype),
+      lambda new, old: jnp.where(count > 0, new, old).astype(old.dtype),
       new.statistics,
       variables.statistics,
     )
@@ -337,6 +222,18 @@ def _rows() -> stateful.Rows | None:
     return None
 
 
+def _check_lead(name: str, x: Any, rows: stateful.Rows | None) -> None:
+  lead = (-1,) if rows is None else rows.is_first.shape
+  shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(x)]
+  is_right = [s[: len(lead)] == lead or (rows is None and s) for s in shapes]
+  if not shapes or not all(is_right):
+    wanted = '[B, ...]' if rows is None else f'{[*lead]} of the rows in front'
+    raise ValueError(
+      f'`{name}` needs arrays with {wanted}, got {shapes}; it takes sequences '
+      'as they are, without `hk.BatchApply`'
+    )
+
+
 def _keys(key: chex.PRNGKey, count: types.Array) -> chex.PRNGKey:
   return jax.vmap(jax.random.fold_in)(key, count)
 
@@ -368,19 +265,6 @@ def _merge_rows(tree: Any, num_axes: int) -> Any:
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[num_axes:]), tree)
 
 
-def _inspect(host: Host, x: Any) -> tuple[Variables, Any]:
-  """Shapes of the variables, and the structure, without any number."""
-  found = []
-
-  def create(key):
-    variables, structure = host.create(key, x)
-    found.append(structure)
-    return variables
-
-  shapes = jax.eval_shape(create, jax.random.key(0))
-  return shapes, found[0]
-
-
 def _run(host, structure, variables, kept, keys, x):
   """Runs `N` rows; one by one where noise or a cache is the row's own."""
   memory, cache = kept.get('memory', ()), kept.get('cache', {})
@@ -401,67 +285,3 @@ def _run(host, structure, variables, kept, keys, x):
   (memory, y), cache = jax.vmap(one)(memory, cache, keys, x)
   new = {'memory': memory, 'cache': cache}
   return {name: new[name] for name in kept}, y
-
-
-def _check_and_probe(host, structure, variables, initial, x) -> bool:
-  """Whether noise matters; raises unless outputs have the batch in front."""
-  # A cache belongs to one element; else, two tell the batch from an axis of 1.
-  size = 1 if 'cache' in initial else 2
-
-  def rows(x):
-    return jax.ShapeDtypeStruct((size, *jnp.shape(x)[1:]), jnp.result_type(x))
-
-  def one(x):
-    return jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x))
-
-  memory, x = jax.tree.map(rows, (initial.get('memory', ()), x))
-  cache = jax.tree.map(one, initial.get('cache', {}))
-  variables = variables.replace(cache=cache)
-
-  def call(key, variables, memory, x):
-    new, memory, y = host.call(structure, variables, memory, x, key, None)
-    return (memory, new.cache), y
-
-  args = (jax.random.key(0), variables, memory, x)
-  args = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), args
-  )
-  try:
-    jaxpr, (new, y) = jax.make_jaxpr(call, return_shape=True)(*args)
-  except Exception as error:
-    raise ValueError(
-      f'the output size of {host.title} cannot be inferred from inputs '
-      f'{_shapes(x)}, as calling it on these failed with '
-      f'{type(error).__name__}: {error}'
-    ) from error
-  ys = jax.tree.leaves(y)
-  if not ys or any(y.shape[:1] != (size,) for y in ys):
-    raise ValueError(
-      f'the output size of {host.title} cannot be inferred: it must map '
-      f'[N, ...] to arrays [N, ...], and for inputs {_shapes(x)} gave '
-      f'{_shapes(y)}; let it keep the leading axis, or say by `call` which '
-      'part of what it gives is the output'
-    )
-  if _shapes(new) != _shapes((memory, cache)):
-    raise ValueError(
-      f'{host.title} must keep the shapes and dtypes of what it remembers, '
-      f'{_shapes((memory, cache))}, got {_shapes(new)}'
-    )
-  return _depends_on_first(jaxpr.jaxpr)
-
-
-def _depends_on_first(jaxpr: Any) -> bool:
-  """Whether an output of a jaxpr depends on its first input."""
-  live = set(_variables_of(jaxpr.outvars))
-  for eqn in reversed(jaxpr.eqns):
-    if not live.isdisjoint(eqn.outvars):
-      live.update(_variables_of(eqn.invars))
-  return jaxpr.invars[0] in live
-
-
-def _variables_of(atoms):
-  return [a for a in atoms if not isinstance(a, jax_core.Literal)]
-
-
-def _shapes(tree: Any) -> Any:
-  return jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', tree)

@@ -396,6 +396,16 @@ class InsideTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, '`make` must be a function of a s'):
       foreign.population(3)
 
+  def test_axes_in_front_are_those_of_the_rows(self):
+    x, is_first = agreement.rows((4,))
+    dense = _linen(linen.Dense(2))
+    network = hg.transform(lambda x: hk.BatchApply(dense())(x))
+    params, state = cases.start(dense, x)[1:]
+    with self.assertRaisesRegex(ValueError, 'without `hk.BatchApply`'):
+      network.unroll(params, state, None, x, is_first)
+    with self.assertRaisesRegex(ValueError, 'arrays with .B, ...., got'):
+      hk.transform(lambda x: dense()(x)).init(jax.random.key(0), 1.0)
+
   def test_memory_keeps_its_shape(self):
     make = _nnx(
       lambda rngs: nnx.Linear(4, 2, rngs=rngs),
