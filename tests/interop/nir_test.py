@@ -160,10 +160,16 @@ class RoundTripTest(parameterized.TestCase):
       [bool(p.module) for p in again.populations],
       [bool(p.module) for p in spec.populations],
     )
-    read = _unroll(again, new_params, by_key)
-    np.testing.assert_allclose(
-      read['the arm'], ours['the arm'], rtol=1e-6, atol=1e-6
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+      new_params,
+      params,
     )
+    if seed < 2:
+      read = _unroll(again, new_params, by_key)
+      np.testing.assert_allclose(
+        read['the arm'], ours['the arm'], rtol=1e-6, atol=1e-6
+      )
 
   def test_graphs_are_equal_with_default_constants(self):
     graph = hg.PopulationGraph()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import hkgraph as hg
+from hkgraph.learners import dreamer_config
 from hkgraph.training import checkpoint, export, run_folder, setup, tasks
 
 pytest.importorskip('flatbuffers')
@@ -172,6 +173,7 @@ class _Live:
   def __init__(self, env, agent, params, statistics):
     self.env, self.agent = env, agent
     self.weights = params, statistics
+    self._act = jax.jit(agent.act, static_argnames='deterministic')
     rng = np.random.default_rng(0)
     self.observations = jax.tree.map(
       lambda s: rng.standard_normal((T, B, *s.shape)).astype(s.dtype),
@@ -194,7 +196,6 @@ class _Live:
 
   def _run(self, carry, key, part, **kwargs):
     params, statistics = self.weights
-    act = jax.jit(lambda *args: self.agent.act(*args, **kwargs))
     actions = []
     rows = [
       jax.tree.map(lambda x, t=t: x[t, part], self.observations)
@@ -210,15 +211,15 @@ class _Live:
         observation=rows[t],
       )
       state = hg.NetworkState(carry=carry, statistics=statistics)
-      output, state = act(params, state, now, timestep)
+      output, state = self._act(params, state, now, timestep, **kwargs)
       carry = state.carry
       actions.append(output.environment_action)
     return jax.tree.map(lambda *x: np.stack(x), *actions)
 
 
-def _make(env, network, config):
+def _make(env, network, config, normalize=True):
   """An agent whose weights and statistics are not those of a beginner."""
-  env, agent = setup.build(env, network, config, normalize=True)
+  env, agent = setup.build(env, network, config, normalize=normalize)
 
   @jax.jit
   def init(key):
@@ -333,6 +334,21 @@ class PureFunctionsTest(parameterized.TestCase):
       return hg.ActorCritic(spec, encoder)(x)
 
     live = _make('delayed_recall', hg.transform(noisy), hg.PPOConfig())
+    export.export_agent(
+      self.path, live.agent, *live.weights, live.env, sampled=True
+    )
+    policy = export.load_policy(self.path)
+    carry = policy.initial_carry(np.arange(B, dtype=np.uint32))
+    wanted = live.play(True)
+    for t in range(T):
+      action, carry = policy.step(carry, live.observations[t], IS_FIRST[t])
+      np.testing.assert_array_equal(action, wanted[t])
+
+  def test_an_agent_that_keeps_its_last_action(self):
+    config = dreamer_config.DreamerConfig(
+      size='micro', hidden_size=8, recurrent_size=8, num_latents=2, num_envs=2
+    )
+    live = _make('delayed_recall', 'auto', config, normalize=False)
     export.export_agent(
       self.path, live.agent, *live.weights, live.env, sampled=True
     )
