@@ -44,6 +44,7 @@ class HelpTest(parameterized.TestCase):
     ('train --env pgx:x --algo=pqn --help', '--epsilon-finish'),
     ('eval --help', '--episodes'),
     ('show --help', '--output'),
+    ('export --help', '--sampled'),
     ('--version', hkgraph.__version__),
   )
   def test_help_needs_no_jax(self, argv, expected):
@@ -114,6 +115,10 @@ class ErrorsTest(parameterized.TestCase):
     ('show {dir}', 'holds no `graph.json`'),
     ('show {dir}/broken.json', 'JSON'),
     ('show cartpole --output {dir}/graph.bmp', 'must end in one of'),
+    ('export {dir}', 'such as policy.hkg'),
+    ('export {dir} {dir}/policy.hkg', 'no run in'),
+    ('export {dir} {dir}/broken.json', 'exists; give another name'),
+    ('export {dir} {dir}/missing/policy.hkg', 'there is no folder'),
   )
   def test_users_get_one_line(self, argv, expected):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -208,11 +213,22 @@ class TrainTest(parameterized.TestCase):
     spec = tasks.TASKS['delayed_recall'].network()
     self.assertEqual((code, out), (0, spec.summary() + '\n'))
 
+    policy = self.dir / 'policy.hkg'
+    code, out, err = _run('export', run, policy, '--sampled')
+    self.assertEqual((code, err), (0, ''))
+    self.assertRegex(out, rf'\Apolicy +{policy} \(\d+ kB, sampled\)\n')
+    self.assertRegex(out, r'observation +float32\[B, 4\]\naction +int32\[B\]\n')
+    self.assertTrue(policy.exists())
+
     weights = (run / 'weights.npz').read_bytes()
     (run / 'weights.npz').write_bytes(weights[:100])
     code, _, err = _run('eval', run)
     self.assertEqual(code, 2)
     self.assertRegex(err, r'\A[^\n]*weights.npz is damaged[^\n]*\n\Z')
+    (run / 'weights.npz').unlink()
+    code, _, err = _run('export', run, self.dir / 'other.hkg')
+    self.assertEqual(code, 2)
+    self.assertRegex(err, r'\Ahkgraph: no weights in [^\n]*\n\Z')
 
   def test_an_environment_by_its_name(self):
     run = self.dir / 'run'
