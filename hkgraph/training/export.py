@@ -8,7 +8,6 @@ cuda and tpu, of any batch size). It holds no pickle. To read it takes JAX and
     import json
     import zipfile
     import jax
-    import numpy as np
     from jax import export  # Needs `pip install flatbuffers`.
 
     with zipfile.ZipFile('policy.hkg') as file:
@@ -16,7 +15,7 @@ cuda and tpu, of any batch size). It holds no pickle. To read it takes JAX and
       assert header['version'] == 1, 'made by a newer hkgraph'
       blobs = [bytearray(file.read(name)) for name in ('initial', 'step')]
     initial, step = (jax.jit(export.deserialize(b).call) for b in blobs)
-    carry = initial(np.arange(4, dtype='uint32'))  # A seed for each of 4.
+    carry = initial(jax.numpy.arange(4, dtype='uint32'))  # Four seeds.
 
     # At each row; `is_first` says in which elements an episode begins:
     # action, carry = step(carry, observation, is_first)
