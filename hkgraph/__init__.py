@@ -10,11 +10,16 @@ import typing
 
 if typing.TYPE_CHECKING:
   from hkgraph import envs as envs
+  from hkgraph import interop as interop
   from hkgraph.graph.builder import PopulationGraph as PopulationGraph
   from hkgraph.graph.core import Connection as Connection
   from hkgraph.graph.core import Graph as Graph
   from hkgraph.graph.core import GraphCore as GraphCore
   from hkgraph.graph.core import Population as Population
+  from hkgraph.graph.labels import by_connection as by_connection
+  from hkgraph.graph.labels import connection_labels as connection_labels
+  from hkgraph.graph.labels import freeze as freeze
+  from hkgraph.graph.labels import masked_by_connection as masked_by_connection
   from hkgraph.graph.parameters import connection_params as connection_params
   from hkgraph.graph.parameters import (
     replace_connection_params as replace_connection_params,
@@ -46,6 +51,7 @@ if typing.TYPE_CHECKING:
     straight_through_sample as straight_through_sample,
   )
   from hkgraph.modules.latents import unimix_categorical as unimix_categorical
+  from hkgraph.modules.leaky import Leaky as Leaky
   from hkgraph.modules.normalizer import Moments as Moments
   from hkgraph.modules.normalizer import Normalizer as Normalizer
   from hkgraph.modules.recurrent import RecurrentEncoder as RecurrentEncoder
@@ -73,6 +79,8 @@ if typing.TYPE_CHECKING:
   from hkgraph.network import policy_network as policy_network
   from hkgraph.network import q_network as q_network
   from hkgraph.network import transform as transform
+  from hkgraph.training.export import export_policy as export_policy
+  from hkgraph.training.export import load_policy as load_policy
   from hkgraph.training.loop import TrainResult as TrainResult
   from hkgraph.training.loop import train as train
   from hkgraph.types import NetworkState as NetworkState
@@ -86,6 +94,12 @@ __version__ = '0.1.0'
 _HOMES = {
   'graph.builder': ('PopulationGraph',),
   'graph.core': ('Connection', 'Graph', 'GraphCore', 'Population'),
+  'graph.labels': (
+    'by_connection',
+    'connection_labels',
+    'freeze',
+    'masked_by_connection',
+  ),
   'graph.parameters': ('connection_params', 'replace_connection_params'),
   'graph.spec': ('GraphSpec',),
   'graph.validate': ('GraphError',),
@@ -113,6 +127,7 @@ _HOMES = {
     'make_head',
   ),
   'modules.latents': ('straight_through_sample', 'unimix_categorical'),
+  'modules.leaky': ('Leaky',),
   'modules.normalizer': ('Moments', 'Normalizer'),
   'modules.recurrent': ('RecurrentEncoder',),
   'modules.routing': (
@@ -138,17 +153,20 @@ _HOMES = {
     'q_network',
     'transform',
   ),
+  'training.export': ('export_policy', 'load_policy'),
   'training.loop': ('TrainResult', 'train'),
   'types': ('NetworkState', 'PolicyValue', 'TimeStep', 'Trajectory'),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted([*_HOME, 'envs'])  # noqa: PLE0605
+_PACKAGES = ('envs', 'interop')
+
+__all__ = sorted([*_HOME, *_PACKAGES])  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> typing.Any:
-  if name == 'envs':
-    return importlib.import_module('hkgraph.envs')
+  if name in _PACKAGES:
+    return importlib.import_module(f'hkgraph.{name}')
   if name not in _HOME:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   home = importlib.import_module(f'hkgraph.{_HOME[name]}')

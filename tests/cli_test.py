@@ -45,6 +45,7 @@ class HelpTest(parameterized.TestCase):
     ('eval --help', '--episodes'),
     ('show --help', '--output'),
     ('export --help', '--sampled'),
+    ('imagine --help', '--horizon'),
     ('--version', hkgraph.__version__),
   )
   def test_help_needs_no_jax(self, argv, expected):
@@ -111,6 +112,10 @@ class ErrorsTest(parameterized.TestCase):
     ('eval', 'run folder'),
     ('eval {dir}', 'no run in'),
     ('eval {dir}/missing', 'no run in'),
+    ('imagine', 'run folder'),
+    ('imagine {dir}', 'no run in'),
+    ('imagine {dir} --output {dir}/a.bmp', 'must end in .png'),
+    ('imagine {dir} --output {dir}/missing/a.png', 'no folder'),
     ('show cartpol', "unknown graph 'cartpol'; did you mean cartpole?"),
     ('show {dir}', 'holds no `graph.json`'),
     ('show {dir}/broken.json', 'JSON'),
@@ -175,6 +180,78 @@ class ShowTest(absltest.TestCase):
     self.assertEqual(picture.read_bytes()[1:4], b'PNG')
     _run('show', 'bodies', '--output', source)
     self.assertEqual(source.read_text(), spec.draw().source)
+
+
+class ImagineTest(absltest.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.dir = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+    cls.run_dir = cls.dir / 'run'
+    sizes = {'hidden': 8, 'recurrent': 8}
+    counts = {'layers': 1, 'latents': 2, 'classes': 3, 'bins': 11}
+    counts |= {'envs': 2, 'steps': 6}
+    small = {f'--{name}-size': x for name, x in sizes.items()}
+    small |= {f'--num-{name}': x for name, x in counts.items()}
+    small |= {'--train-ratio': 1, '--batch-size': 2, '--sequence-length': 4}
+    small |= {'--burn-in': 0, '--horizon': 2, '--capacity': 100}
+    code, _, err = _run(
+      *('train', '--env', 'delayed_recall', '--algo', 'dreamer'),
+      *(arg for option in small.items() for arg in option),
+      *('--total-steps', 24, '--eval-episodes', 0, '--no-progress'),
+      *('--run-dir', cls.run_dir),
+    )
+    assert code == 0, err
+
+  def _fails(self, expected, *argv):
+    code, out, err = _run('imagine', *argv)
+    self.assertEqual((code, out), (2, ''))
+    self.assertRegex(err, rf'\Ahkgraph: [^\n]*{expected}[^\n]*\n\Z')
+
+  def test_draws_an_episode_and_tells_the_errors(self):
+    picture = self.dir / 'episode.png'
+    argv = ('imagine', self.run_dir, '--output', picture, '--context', 3)
+    code, out, err = _run(*argv, '--horizon', 4)
+    self.assertEqual((code, err), (0, ''))
+    self.assertEqual(picture.read_bytes()[1:4], b'PNG')
+    lines = [line.split() for line in out.splitlines()]
+    self.assertEqual(lines[0], ['picture', str(picture)])
+    self.assertEqual(lines[1], 'rows 3 observed, 4 foreseen'.split())
+    self.assertEqual(lines[2], 'mean error observed foreseen'.split())
+    names = [line[0] for line in lines[3:]]
+    self.assertEqual(names, ['observation', 'reward', 'continues'])
+    for _, *errors in lines[3:]:
+      self.assertTrue(all(0 <= float(error) < 10 for error in errors))
+    self.assertEqual(_run(*argv, '--horizon', 4)[1], out)
+    self.assertNotEqual(_run(*argv, '--horizon', 4, '--seed', 1)[1], out)
+
+  def test_stops_at_the_end_of_the_episode(self):
+    with contextlib.chdir(self.dir):
+      code, out, _ = _run('imagine', self.run_dir, '--sampled')
+      self.assertTrue(pathlib.Path('imagined.png').exists())
+    self.assertEqual(code, 0)
+    # The cue, eight rows of delay and the answer's verdict.
+    self.assertRegex(out, r'rows +5 observed, 5 foreseen\n')
+
+  def test_a_context_without_an_end(self):
+    argv = (self.run_dir, '--output', self.dir / 'no.png')
+    self._fails('a context of at most 9 rows', *argv, '--context', 10)
+    self._fails('num_context', *argv, '--context', 0)
+    self._fails('horizon', *argv, '--horizon', 0)
+    self.assertFalse((self.dir / 'no.png').exists())
+
+  def test_runs_without_weights_or_a_world_model(self):
+    bare, plain = self.dir / 'bare', self.dir / 'plain'
+    bare.mkdir()
+    config = (self.run_dir / 'config.json').read_text()
+    (bare / 'config.json').write_text(config)
+    self._fails('weights.npz', bare, '--output', self.dir / 'no.png')
+    code, _, err = _run(
+      *('train', 'delayed_recall', *_SMALL, '--eval-episodes', 0),
+      *('--run-dir', plain),
+    )
+    self.assertEqual(code, 0, err)
+    self._fails('no world model.*DreamerV3', plain)
 
 
 class TrainTest(parameterized.TestCase):

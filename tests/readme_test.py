@@ -18,7 +18,7 @@ BLOCKS = _blocks(README)
 
 class ReadmeTest(parameterized.TestCase):
   def test_there_is_code(self):
-    self.assertLen(BLOCKS, 4)
+    self.assertLen(BLOCKS, 6)
 
   @parameterized.parameters(range(len(BLOCKS)))
   def test_block_runs(self, number):
