@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from hkgraph import types
 from hkgraph.graph import core, validate
 from hkgraph.graph import spec as spec_lib
-from hkgraph.modules import normalizer, routing, stateful
+from hkgraph.modules import normalizer, stateful
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,9 +237,8 @@ def policy_network(
   def fn(inputs):
     outputs = _read_graph(spec, inputs, normalize, dtype)
     head = heads.make_head(action_spec)
-    head = routing.Map(head) if isinstance(head, Mapping) else head
     return types.PolicyValue(
-      policy=head(jax.tree.map(lambda key: outputs[key], policy)),
+      policy=heads.read(head, jax.tree.map(lambda key: outputs[key], policy)),
       value=jax.tree.map(lambda key: jnp.squeeze(outputs[key], -1), value),
     )
 

@@ -3,11 +3,12 @@
 A lone number stands for a single head everywhere.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import chex
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from hkgraph import types
@@ -62,16 +63,65 @@ def map_heads(fn: Callable[..., Any], **trees: Any) -> Any:
     if len(keys) == 1:
       results[keys[0]] = fn(*entries[keys[0]])
       continue
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *(entries[k] for k in keys))
+    stacked = jax.tree.map(lambda *x: stack(x), *(entries[k] for k in keys))
     leaves, structure = jax.tree.flatten(jax.vmap(fn)(*stacked))
-    parts = zip(*(_unstack(leaf) for leaf in leaves), strict=True)
+    parts = zip(*(unstack(leaf) for leaf in leaves), strict=True)
     results |= zip(keys, map(structure.unflatten, parts), strict=True)
   return {key: results[key] for key in entries}
 
 
-def _alike(entries: Mapping[str, Any]) -> list[list[str]]:
+def unzip(tree: Any) -> tuple[Any, ...]:
+  """From a dict of tuples to a tuple of dicts; a lone tuple stays."""
+  if not isinstance(tree, Mapping):
+    return tree
+  columns = zip(*tree.values(), strict=True)
+  return tuple(dict(zip(tree, column, strict=True)) for column in columns)
+
+
+def pack(
+  tree: types.ArrayTree,
+) -> tuple[list[types.Array], Callable[[list[types.Array]], types.ArrayTree]]:
+  """Stacks the leaves of like shape and dtype.
+
+  Args:
+    tree: Arrays.
+
+  Returns:
+    An array of each kind, the leaves along axis 0, and a function that makes
+    the tree of such arrays; their other axes may have become others.
+  """
+  leaves, structure = jax.tree.flatten(tree)
+  kinds = _alike(dict(enumerate(leaves)))
+
+  def unpack(arrays):
+    parts = {}
+    for places, array in zip(kinds, arrays, strict=True):
+      parts |= zip(places, unstack(array), strict=True)
+    return structure.unflatten([parts[i] for i in range(len(leaves))])
+
+  return [stack([leaves[i] for i in places]) for places in kinds], unpack
+
+
+def scan(
+  step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any
+) -> tuple[Any, Any]:
+  """As `lax.scan`, but outputs of like shape and dtype are written as one."""
+  unpack = None
+
+  def packed_step(carry, x):
+    nonlocal unpack
+    carry, y = step(carry, x)
+    y, unpack = pack(y)
+    return carry, y
+
+  carry, ys = lax.scan(packed_step, carry, xs)
+  # To the front with them: leaves that lie together stack for nothing.
+  return carry, unpack([jnp.moveaxis(y, 1, 0) for y in ys])
+
+
+def _alike(entries: Mapping[Any, Any]) -> list[list[Any]]:
   """Keys of entries that can be stacked, together."""
-  kinds: list[tuple[Any, list[str]]] = []
+  kinds: list[tuple[Any, list[Any]]] = []
   for key, entry in entries.items():
     leaves, structure = jax.tree.flatten(entry)
     kind = (
@@ -87,15 +137,26 @@ def _alike(entries: Mapping[str, Any]) -> list[list[str]]:
   return [keys for _, keys in kinds]
 
 
-def _unstack(x: types.Array) -> list[types.Array]:
-  parts = jax.lax.split(x, [1] * x.shape[0], axis=0)
+def stack(xs: Sequence[types.Array]) -> types.Array:
+  """Stacks arrays along a new axis 0; its derivative is `unstack`."""
+  return lax.optimization_barrier(jnp.stack(xs))
+
+
+def unstack(x: types.Array) -> list[types.Array]:
+  """Cuts an array along axis 0.
+
+  Behind a barrier: else XLA computes each part in a kernel of its own, with all
+  that leads to it.
+  """
+  parts = lax.split(lax.optimization_barrier(x), [1] * x.shape[0], axis=0)
   return [jnp.squeeze(part, 0) for part in parts]
 
 
 def total(tree: types.ArrayTree) -> types.Array:
   """Adds up the entries of a dict of arrays of one shape."""
-  chex.assert_equal_shape(jax.tree.leaves(tree))
-  return sum(jax.tree.leaves(tree))
+  leaves = jax.tree.leaves(tree)
+  chex.assert_equal_shape(leaves)
+  return jnp.sum(jnp.stack(leaves), 0)
 
 
 def report(

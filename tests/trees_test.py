@@ -2,6 +2,7 @@
 
 from absl.testing import absltest
 import chex
+import jax
 import jax.numpy as jnp
 
 from hkgraph import trees
@@ -25,6 +26,32 @@ class TreesTest(chex.TestCase):
       trees.map_heads(max, left={'a': 1}, right={'a': 1, 'b': 2})
     with self.assertRaisesRegex(ValueError, r'`left` has no keys'):
       trees.check_same_keys(left=1, right={'a': 1})
+
+  def test_packs_what_is_alike_and_unpacks(self):
+    tree = {
+      'a': jnp.arange(3.0),
+      'b': [jnp.arange(3.0) + 5, jnp.arange(3)],
+      'c': jnp.zeros((2, 3)),
+    }
+    arrays, unpack = trees.pack(tree)
+    self.assertEqual([x.shape for x in arrays], [(2, 3), (1, 3), (1, 2, 3)])
+    chex.assert_trees_all_equal(unpack(arrays), tree)
+    firsts = unpack([x[..., 0] for x in arrays])
+    chex.assert_trees_all_equal(firsts, jax.tree.map(lambda x: x[..., 0], tree))
+
+  def test_scans_as_lax_does(self):
+    def step(carry, x):
+      return carry + x, {'sum': carry, 'twice': 2 * x, 'is_even': x % 2 == 0}
+
+    args = step, jnp.int32(1), jnp.arange(4)
+    chex.assert_trees_all_equal(trees.scan(*args), jax.lax.scan(*args))
+
+  def test_unzips(self):
+    self.assertEqual(
+      trees.unzip({'a': (1, 2), 'b': (3, 4)}),
+      ({'a': 1, 'b': 3}, {'a': 2, 'b': 4}),
+    )
+    self.assertEqual(trees.unzip((1, 2)), (1, 2))
 
   def test_total(self):
     self.assertEqual(trees.total({'a': jnp.float32(1), 'b': jnp.float32(2)}), 3)

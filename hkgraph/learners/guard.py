@@ -41,28 +41,31 @@ def keep_finite(
   """
   timestep = trajectory.timestep
   owned = ~timestep.first()[1:]
-  reward = jax.tree.map(
-    lambda r: jnp.where(owned, r[1:], jnp.zeros_like(r[1:])), timestep.reward
-  )
-  data = {'observation': timestep.observation, 'reward': reward}
-  leaves = {
-    'nonfinite/' + jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(data)
-  }
-  metrics = trees.map_heads(
-    _count,
-    x={
-      name: jnp.asarray(leaf)
-      for name, leaf in leaves.items()
-      if jnp.issubdtype(leaf.dtype, jnp.inexact)
-    },
-  )
+
+  def count_owned(reward):
+    return _count(jnp.where(owned, reward[1:], 0))
+
+  metrics = trees.map_heads(_count, x=_floats(observation=timestep.observation))
+  metrics |= trees.map_heads(count_owned, x=_floats(reward=timestep.reward))
   for name in ('params', 'opt_state', 'statistics'):
     metrics[f'nonfinite/{name}'] = _count(getattr(new, name))
-  skipped = jnp.any(jnp.stack(list(metrics.values())) > 0)
+  skipped = jnp.any(trees.stack(list(metrics.values())) > 0)
   metrics['skipped'] = skipped.astype(jnp.int32)
   # One operation, where `select` would be one for each leaf.
   return lax.cond(skipped, lambda: old, lambda: new), metrics
+
+
+def _floats(**data: types.ArrayTree) -> dict[str, types.Array]:
+  """Leaves that may be not finite, by the names of their metrics."""
+  leaves = {
+    'nonfinite/' + jax.tree_util.keystr(path, simple=True, separator='/'): x
+    for path, x in jax.tree_util.tree_leaves_with_path(data)
+  }
+  return {
+    name: jnp.asarray(x)
+    for name, x in leaves.items()
+    if jnp.issubdtype(x.dtype, jnp.inexact)
+  }
 
 
 def _count(tree: types.ArrayTree) -> types.Array:

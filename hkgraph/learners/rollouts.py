@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from hkgraph import network as network_lib
-from hkgraph import types
+from hkgraph import trees, types
 from hkgraph.data import minibatches
 from hkgraph.learners import agent as agent_lib
 from hkgraph.learners import checks, guard
@@ -146,9 +146,13 @@ def make_agent(
       opt_state=learner_state.opt_state,
       stopped=jnp.zeros((), bool),
     )
-    step = _make_step(network, optimizer, method, acted.statistics)
+    # Packed, so that dealing them out is few operations.
+    packed, unpack = trees.pack(
+      rows if jax.tree.leaves(acted.carry) else minibatches.flatten_rows(rows)
+    )
+    step = _make_step(network, optimizer, method, acted.statistics, unpack)
     fit, metrics = _run_epochs(
-      step, config, fit, (rows, acted.carry), keys[1:], method.replayed
+      step, config, fit, (packed, acted.carry), keys[1:], method.replayed
     )
     everything = jnp.ones(rows.is_first.shape, bool)
     state = network.update_statistics(
@@ -194,11 +198,13 @@ def _make_step(
   optimizer: optax.GradientTransformation,
   method: Method,
   statistics: types.ArrayTree,
+  unpack: Callable[[list[types.Array]], _Rows],
 ) -> Callable[..., tuple[_Fit, types.Metrics]]:
-  """Makes the step on a minibatch."""
+  """Makes the step on a minibatch, `(packed rows, carry)`."""
 
   def loss_fn(params, minibatch, key):
-    rows, carry = minibatch
+    packed, carry = minibatch
+    rows = unpack(packed)
     state = types.NetworkState(carry=carry, statistics=statistics)
     run = network.unroll if rows.is_first.ndim == 2 else network.apply
     outputs, _ = run(params, state, key, rows.observation, rows.is_first)
@@ -229,7 +235,7 @@ def _run_epochs(
   step: Callable[..., tuple[_Fit, types.Metrics]],
   config: Config,
   fit: _Fit,
-  data: tuple[_Rows, types.ArrayTree],
+  data: tuple[list[types.Array], types.ArrayTree],
   keys: chex.PRNGKey,
   replayed: str,
 ) -> tuple[_Fit, types.Metrics]:
@@ -247,23 +253,23 @@ def _run_epochs(
     return fit, jnp.stack(list(metrics.values()))
 
   def epoch(fit, keys):
-    parts = _split(keys[0], *data, config.num_minibatches)
+    parts = _split(keys[0], data, config.num_minibatches)
     return lax.scan(vector_step, fit, (parts, keys[1:]))
 
   shape = (config.num_epochs, 1 + config.num_minibatches)
   fit, metrics = lax.scan(epoch, fit, keys.reshape(shape))
   replayed = np.array([name.startswith(replayed) for name in names])
   metrics = jnp.where(replayed, metrics[0, 0], jnp.mean(metrics, axis=(0, 1)))
-  return fit, dict(zip(names, metrics, strict=True))
+  return fit, dict(zip(names, trees.unstack(metrics), strict=True))
 
 
 def _split(
-  key: chex.PRNGKey, rows: _Rows, carry: types.ArrayTree, num_minibatches: int
-) -> tuple[_Rows, types.ArrayTree]:
+  key: chex.PRNGKey,
+  data: tuple[list[types.Array], types.ArrayTree],
+  num_minibatches: int,
+) -> tuple[list[types.Array], types.ArrayTree]:
   """Deals whole environments, or rows that stand alone, to minibatches."""
-  if jax.tree.leaves(carry):
-    return minibatches.permuted_minibatches(
-      key, (rows, carry), num_minibatches, axis=(1, 0)
-    )
-  flat = minibatches.flatten_rows(rows)
-  return minibatches.permuted_minibatches(key, flat, num_minibatches), carry
+  _, carry = data
+  # Of packed rows: one axis further back than of the rows themselves.
+  axis = (2, 0) if jax.tree.leaves(carry) else (1, 0)
+  return minibatches.permuted_minibatches(key, data, num_minibatches, axis=axis)

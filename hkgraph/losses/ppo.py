@@ -227,7 +227,7 @@ def ppo_loss(
   chex.assert_equal_shape(
     [mask, *jax.tree.leaves((batch.log_prob, batch.advantage, value))]
   )
-  log_ratio = _log_ratio(policy, batch)
+  log_ratio, entropies = _ratio_and_entropy(policy, batch)
   policy_losses = trees.map_heads(
     lambda r, a: clipped_surrogate_loss(r, a, mask, clip_epsilon),
     policy=log_ratio,
@@ -238,9 +238,6 @@ def ppo_loss(
     value=value,
     target=batch.target,
     old_value=batch.value,
-  )
-  entropies = trees.map_heads(
-    lambda p: masked.mean(p.entropy(), mask), policy=policy
   )
   loss = (
     trees.total(policy_losses)
@@ -257,13 +254,21 @@ def ppo_loss(
   return loss, metrics
 
 
-def _log_ratio(policy: Any, batch: PPOBatch) -> types.ArrayTree:
-  """Compares actions' log-densities; one array if the advantage is one."""
-  log_ratio = trees.map_heads(
-    lambda p, action, old: p.log_prob(action) - old,
-    policy=policy,
-    action=batch.action,
-    log_prob=batch.log_prob,
+def _ratio_and_entropy(
+  policy: Any, batch: PPOBatch
+) -> tuple[types.ArrayTree, types.ArrayTree]:
+  """Compares actions' log-densities, as one array if the advantage is one.
+
+  Also computes the mean entropy of each head, in the same pass.
+  """
+
+  def of_head(p, action, old):
+    return p.log_prob(action) - old, masked.mean(p.entropy(), batch.mask)
+
+  log_ratio, entropy = trees.unzip(
+    trees.map_heads(
+      of_head, policy=policy, action=batch.action, log_prob=batch.log_prob
+    )
   )
   if isinstance(batch.advantage, Mapping):
     if not isinstance(policy, Mapping):
@@ -272,8 +277,8 @@ def _log_ratio(policy: Any, batch: PPOBatch) -> types.ArrayTree:
         f'{sorted(batch.advantage)}; make it with `combine`.'
       )
     trees.check_same_keys(policy=policy, advantage=batch.advantage)
-    return log_ratio
-  return trees.total(log_ratio)
+    return log_ratio, entropy
+  return trees.total(log_ratio), entropy
 
 
 def _diagnostics(

@@ -46,28 +46,21 @@ def td_lambda(
   Raises:
     ValueError: If `r_t` and `v` do not have the same keys.
   """
-  trees.check_same_keys(r_t=r_t, v=v)
-  rewards, structure = jax.tree.flatten(r_t)
-  values = jax.tree.leaves(v)
   chex.assert_rank(last_tm1, 2)
   chex.assert_type(last_tm1, bool)
-  chex.assert_equal_shape([discount_t, last_tm1, *rewards])
+  chex.assert_equal_shape([discount_t, last_tm1, *jax.tree.leaves(r_t)])
   num_steps, batch_size = last_tm1.shape
-  chex.assert_shape(values, (num_steps + 1, batch_size))
-
-  # All rewards side by side: one scan, however many there are.
-  r_t, v = (jnp.concatenate(x, axis=1) for x in (rewards, values))
-  dtype = jnp.result_type(r_t, v)
-  discount_t, last_tm1 = (
-    jnp.tile(x, (1, len(rewards))) for x in (discount_t, last_tm1)
-  )
-  v_tm1, v_t = v[:-1], v[1:]
-  r_t = jnp.where(last_tm1, v_tm1, r_t)
+  chex.assert_shape(jax.tree.leaves(v), (num_steps + 1, batch_size))
   discount_t = jnp.where(last_tm1, 0, gamma * discount_t)
-  target = jax.vmap(rlax.lambda_returns, (1, 1, 1, None), 1)(
-    *(jnp.asarray(x, dtype) for x in (r_t, discount_t, v_t, lambda_))
-  )
-  return tuple(
-    structure.unflatten(jnp.split(x, len(rewards), axis=1))
-    for x in (target, target - v_tm1)
-  )
+  lambda_returns = jax.vmap(rlax.lambda_returns, (1, 1, 1, None), 1)
+
+  def of_one(r_t, v):
+    dtype = jnp.result_type(r_t, v)
+    v_tm1, v_t = v[:-1], v[1:]
+    r_t = jnp.where(last_tm1, v_tm1, r_t)
+    target = lambda_returns(
+      *(jnp.asarray(x, dtype) for x in (r_t, discount_t, v_t, lambda_))
+    )
+    return target, target - v_tm1
+
+  return trees.unzip(trees.map_heads(of_one, r_t=r_t, v=v))

@@ -5,7 +5,7 @@ Heads have no linear layer: whatever comes before, a read-out population or an
 `[T, B, ...]` alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import functools
 from typing import Any
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkgraph import types
+from hkgraph import trees, types
 from hkgraph.modules import distributions
 
 ActionSpec = Any  # specs.Array | dict[str, specs.Array]
@@ -35,6 +35,7 @@ class CategoricalHead(hk.Module):
     super().__init__(name=name)
     _check_num_actions([num_actions])
     self.input_size = num_actions
+    self.kind = 'categorical', num_actions
 
   def __call__(self, inputs: types.Array) -> distributions.Policy:
     """Makes the policy of logits `[..., num_actions]`."""
@@ -56,6 +57,7 @@ class MultiCategoricalHead(hk.Module):
     _check_num_actions(num_actions)
     self.num_actions = tuple(num_actions)
     self.input_size = sum(num_actions)
+    self.kind = 'multi_categorical', *num_actions
 
   def __call__(self, inputs: types.Array) -> distributions.Policy:
     """Makes the policy of logits `[..., sum(num_actions)]`, in order."""
@@ -96,6 +98,9 @@ class TanhNormalHead(hk.Module):
     self.input_size = len(low) * _inputs_per_dimension(scale)
     self.scale = scale
     self.min_scale = min_scale
+    # Another head has a parameter of its own.
+    if scale == 'predicted':
+      self.kind = 'tanh_normal', self.low, self.high, min_scale
 
   def __call__(self, inputs: types.Array) -> distributions.TanhNormal:
     """Makes the policy of inputs `[..., input_size]`."""
@@ -151,6 +156,42 @@ def make_head(
     return CategoricalHead(int(num_actions), name=name)
   low, high = _bounds(action_spec)
   return TanhNormalHead(low, high, scale=scale, min_scale=min_scale, name=name)
+
+
+def read(
+  head: hk.Module | Mapping[str, hk.Module], inputs: types.ArrayTree
+) -> distributions.Policy:
+  """Makes the policy of a head's inputs, or one for each of a dict of heads.
+
+  Args:
+    head: What `make_head` returned.
+    inputs: Shape `[..., input_size]`; a dict if the heads are one.
+
+  Returns:
+    A distribution, or a dict of them.
+
+  Raises:
+    ValueError: If keys differ, or sizes.
+  """
+  trees.check_same_keys(heads=head, inputs=inputs)
+  if not isinstance(head, Mapping):
+    return head(inputs)
+  policies = {}
+  for keys in _kinds(head):
+    # Heads of a kind do the same, so that one does for all.
+    policies |= trees.map_heads(
+      head[keys[0]], inputs={key: inputs[key] for key in keys}
+    )
+  return {key: policies[key] for key in sorted(policies)}
+
+
+def _kinds(heads: Mapping[str, hk.Module]) -> Iterable[list[str]]:
+  """Keys of heads without parameters that do the same, together."""
+  kinds: dict[Any, list[str]] = {}
+  for key, head in heads.items():
+    kind = getattr(head, 'kind', None) or key
+    kinds.setdefault(kind, []).append(key)
+  return kinds.values()
 
 
 def input_size(

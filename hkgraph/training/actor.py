@@ -4,10 +4,9 @@ from typing import Any
 
 import chex
 import jax
-from jax import lax
 import jax.numpy as jnp
 
-from hkgraph import types
+from hkgraph import trees, types
 from hkgraph.envs import protocol, wrappers
 
 Agent = Any  # A `learners.agent.Agent`, whichever learner made it.
@@ -106,15 +105,16 @@ def rollout(
     return (environment, next_timestep, carry), (row, _episodes(environment))
 
   state = (actor_state.environment, actor_state.timestep, actor_state.carry)
-  state, (rows, episodes) = lax.scan(step, state, action_keys)
+  state, (rows, episodes) = trees.scan(step, state, action_keys)
   environment, timestep, carry = state
   timesteps, actions, log_probs, values = rows
   bootstrap, _ = act(carry, value_key, timestep)
+  timesteps, values = _append((timesteps, values), (timestep, bootstrap.value))
   trajectory = types.Trajectory(
-    timestep=_append(timesteps, timestep),
+    timestep=timesteps,
     action=actions,
     log_prob=log_probs,
-    value=_append(values, bootstrap.value),
+    value=values,
     carry=actor_state.carry,
   )
   actor_state = ActorState(
@@ -133,6 +133,11 @@ def _episodes(environment: types.ArrayTree) -> dict[str, Any]:
 
 
 def _append(rows: types.ArrayTree, row: types.ArrayTree) -> types.ArrayTree:
-  return jax.tree.map(
-    lambda x, last: jnp.concatenate([x, last[None]]), rows, row
+  rows, unpack = trees.pack(rows)
+  row, _ = trees.pack(row)
+  return unpack(
+    [
+      jnp.concatenate([x, last[:, None]], axis=1)
+      for x, last in zip(rows, row, strict=True)
+    ]
   )
