@@ -12,7 +12,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from hkgraph import types
+from hkgraph import trees, types
 from hkgraph.graph import schedule as schedule_lib
 from hkgraph.modules import history
 
@@ -74,10 +74,7 @@ class Reader(abc.ABC):
     """As `one` without delay, for callers that ask for all of a group."""
     group, i = self.plan.position(name)
     if group not in self._parts:
-      # A split has a concatenation as its derivative, an index a sum.
-      array = self.now(group)
-      parts = lax.split(array, [1] * array.shape[0], axis=0)
-      self._parts[group] = [jnp.squeeze(part, 0) for part in parts]
+      self._parts[group] = trees.unstack(self.now(group))
     return self._parts[group][i]
 
   def read(

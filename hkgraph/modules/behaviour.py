@@ -1,6 +1,6 @@
 """Actor and critic that read the features of a world model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import distrax
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import trees, types
-from hkgraph.modules import heads, perceptron, routing, towers, twohot
+from hkgraph.modules import heads, perceptron, towers, twohot
 
 
 class Actor(hk.Module):
@@ -46,9 +46,8 @@ class Actor(hk.Module):
     x = perceptron.Perceptron(self._hidden_sizes)(features)
     inputs = towers.linear_heads(x, self._sizes, 0.01, 'policy')
     inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
-    head = self._head
-    head = routing.Map(head) if isinstance(head, Mapping) else head
-    return trees.map_heads(self._mix, policy=head(inputs))
+    policy = heads.read(self._head, inputs)
+    return trees.map_heads(self._mix, policy=policy)
 
   def _mix(self, policy):
     if isinstance(policy, distrax.Independent):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkgraph import types
-from hkgraph.modules import encoders, encoding, heads, routing
+from hkgraph.modules import encoders, encoding, heads
 
 
 class ActorCritic(hk.Module):
@@ -76,14 +76,12 @@ class ActorCritic(hk.Module):
     self._check_carries(obs)
     features = self._policy_tower(obs)
     logits = linear_heads(features, self._sizes, 0.01, 'policy_head')
-    head = self._head
-    head = routing.Map(head) if isinstance(head, Mapping) else head
     if self._value_tower is not None:
       features = self._value_tower(obs)
     sizes = {key: 1 for key in self._reward_keys} if self._reward_keys else 1
     values = linear_heads(features, sizes, 1.0, 'value_head')
     return types.PolicyValue(
-      policy=head(logits),
+      policy=heads.read(self._head, logits),
       value=jax.tree.map(lambda x: jnp.squeeze(x, -1), values),
     )
 
