@@ -5,51 +5,26 @@ import dataclasses
 from typing import Any
 
 import chex
-import haiku as hk
 import jax
 from jax import flatten_util, lax
 import jax.numpy as jnp
 import optax
 
-from hkgraph import network as network_lib
 from hkgraph import types
 from hkgraph.data import replay as replay_lib
-from hkgraph.graph import core as graph_core
-from hkgraph.graph import spec as spec_lib
 from hkgraph.learners import agent as agent_lib
-from hkgraph.learners import checks, dreamer_config, guard
+from hkgraph.learners import (
+  checks,
+  dreamer_config,
+  dreamer_loss,
+  dreamer_networks,
+  guard,
+)
 from hkgraph.learners import optimizer as optimizer_lib
 from hkgraph.losses import dreamer as losses
-from hkgraph.modules import (
-  behaviour,
-  distributions,
-  encoding,
-  heads,
-  rssm,
-  world_model,
-)
+from hkgraph.modules import distributions, encoding, heads
 
 DreamerConfig = dreamer_config.DreamerConfig
-Core = spec_lib.GraphSpec | Callable[[], hk.RNNCore]
-
-
-@chex.dataclass(frozen=True, mappable_dataclass=False)
-class Row:
-  """What is replayed of a row.
-
-  Attributes:
-    observation: In its own dtype.
-    action: What was done at the row, in the policy's own space.
-    reward: Of the transition into the row.
-    discount: 0 if that transition terminated the episode, else 1.
-    is_first: Whether the row opens an episode.
-  """
-
-  observation: types.ArrayTree  # [..., *observation_shape]
-  action: types.ArrayTree  # [...]
-  reward: types.Array  # [...]
-  discount: types.Array  # [...]
-  is_first: types.Array  # [...]
 
 
 @chex.dataclass(frozen=True, mappable_dataclass=False)
@@ -105,22 +80,12 @@ class Foreseen:
   discount: types.Array  # [T, B]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Networks:
-  """World model, actor and critic as pure functions."""
-
-  init: Callable[..., dict[str, types.ArrayTree]]
-  world: Mapping[str, Callable[..., Any]]
-  actor: Callable[..., Any]
-  critic: Callable[..., Any]
-
-
 def make_dreamer(
   observation_spec: Any,
   action_spec: Any,
   config: DreamerConfig,
   *,
-  core: Core | None = None,
+  core: dreamer_networks.Core | None = None,
 ) -> DreamerAgent:
   """Makes an agent that plans by a world model of its own.
 
@@ -162,7 +127,9 @@ def make_dreamer(
       make an image of the size that is observed.
   """
   checks.check_config(config, DreamerConfig)
-  networks = _make_networks(observation_spec, action_spec, config, core)
+  networks = dreamer_networks.make_networks(
+    observation_spec, action_spec, config, core
+  )
   optimizers = {
     name: optimizer_lib.make_optimizer(
       rate, max_grad_norm=config.max_grad_norm, eps=1e-8
@@ -174,7 +141,7 @@ def make_dreamer(
     )
   }
   dtype = jnp.dtype(config.dtype)
-  loss_fn = _make_loss(networks, action_spec, config)
+  loss_fn = dreamer_loss.make_loss(networks, action_spec, config)
   fit = _make_fit(loss_fn, optimizers, config)
 
   def init(key, timestep):
@@ -271,96 +238,7 @@ def check_reward(reward: Any) -> None:
     )
 
 
-def _make_networks(observation_spec, action_spec, config, core) -> _Networks:
-  sizes = config.sizes
-  hidden_sizes = [sizes.hidden_size] * sizes.num_layers
-  make_core = _core_maker(core, sizes)
-
-  def make_world():
-    model = world_model.WorldModel(
-      observation_spec,
-      make_core(),
-      num_latents=sizes.num_latents,
-      num_classes=sizes.num_classes,
-      hidden_size=sizes.hidden_size,
-      num_layers=sizes.num_layers,
-      num_bins=sizes.num_bins,
-      num_channels=sizes.num_channels,
-      unimix=config.unimix,
-    )
-
-    def everything(observation, key):
-      row = jax.tree.map(lambda x: x[None], observation)
-      batch_size = jax.tree.leaves(row)[0].shape[1]
-      is_first = jnp.ones((1, batch_size), bool)
-      action = jnp.zeros((1, batch_size, heads.encoded_size(action_spec)))
-      state = model.initial(batch_size)
-      observed = model.observe(state, row, action, is_first, key)
-      model.decode(observed.features)
-      model.reward(observed.features)
-      model.continues(observed.features)
-      return observed.features[0]
-
-    names = (
-      'initial observe imagine follow reward continues decode prepare'
-    ).split()
-    return everything, {
-      'everything': everything,
-      **{name: getattr(model, name) for name in names},
-    }
-
-  def make_actor():
-    actor = behaviour.Actor(action_spec, hidden_sizes, unimix=config.unimix)
-    return actor, {'actor': actor}
-
-  def make_critic():
-    critic = behaviour.Critic(hidden_sizes, num_bins=sizes.num_bins)
-    return critic, {'critic': critic}
-
-  (init_world, world), (init_actor, actor), (init_critic, critic) = (
-    network_lib.methods(make) for make in (make_world, make_actor, make_critic)
-  )
-
-  def init(key, observation):
-    world_key, actor_key, critic_key, latent_key = jax.random.split(key, 4)
-    params = init_world(world_key, observation, latent_key)
-    features = jax.eval_shape(
-      world['everything'], params, observation, latent_key
-    )
-    features = jnp.zeros(features.shape, features.dtype)
-    return {
-      'world_model': params,
-      'actor': init_actor(actor_key, features),
-      'critic': init_critic(critic_key, features),
-    }
-
-  networks = _Networks(init, world, actor['actor'], critic['critic'])
-  # Says what does not fit before anything is computed.
-  observation = jax.tree.map(
-    lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), observation_spec
-  )
-  jax.eval_shape(init, jax.random.key(0), observation)
-  return networks
-
-
-def _core_maker(core, sizes) -> Callable[[], hk.RNNCore]:
-  if core is None:
-    return lambda: rssm.GatedCell(
-      sizes.recurrent_size, sizes.hidden_size, num_blocks=sizes.num_blocks
-    )
-  if isinstance(core, spec_lib.GraphSpec):
-    return lambda: rssm.ProjectedCore(
-      graph_core.GraphCore(core), core.input_sizes
-    )
-  if not callable(core) or isinstance(core, hk.RNNCore | type):
-    raise TypeError(
-      '`core` must be a finished graph, or a function without arguments that '
-      f'makes an hk.RNNCore, as `lambda: hk.GRU(200)`, got {core!r}'
-    )
-  return core
-
-
-def _empty_row(timestep: types.TimeStep, action_spec: Any) -> Row:
+def _empty_row(timestep: types.TimeStep, action_spec: Any) -> dreamer_loss.Row:
   shape = timestep.step_type.shape
 
   def action(spec):
@@ -371,8 +249,8 @@ def _empty_row(timestep: types.TimeStep, action_spec: Any) -> Row:
   return _row(timestep, jax.tree.map(action, action_spec))
 
 
-def _row(timestep: types.TimeStep, action: types.ArrayTree) -> Row:
-  return Row(
+def _row(timestep: types.TimeStep, action: types.ArrayTree) -> dreamer_loss.Row:
+  return dreamer_loss.Row(
     observation=timestep.observation,
     action=action,
     reward=timestep.reward,
@@ -381,7 +259,7 @@ def _row(timestep: types.TimeStep, action: types.ArrayTree) -> Row:
   )
 
 
-def _finite(rows: Row) -> Row:
+def _finite(rows: dreamer_loss.Row) -> dreamer_loss.Row:
   """Rows with 0 for what is not finite."""
 
   def clean(x):
@@ -440,159 +318,6 @@ def _make_fit(loss_fn, optimizers, config):
     return state.replace(num_updates=state.num_updates + 1), metrics
 
   return fit
-
-
-def _make_loss(networks: _Networks, action_spec: Any, config: DreamerConfig):
-  """Makes the loss of all parts on one batch of sequences."""
-  dtype = jnp.dtype(config.dtype)
-  world = networks.world
-
-  def loss_fn(params, slow_critic, return_range, rows, key):
-    """The loss of rows `[burn_in + T, B, ...]`, and `(range, metrics)`."""
-    params, slow_critic = encoding.cast_floats((params, slow_critic), dtype)
-    frozen = lax.stop_gradient(params)
-    warm_key, observe_key, imagine_key = jax.random.split(key, 3)
-    action = heads.encode_action(action_spec, rows.action).astype(dtype)
-    # The action before the first row is not replayed: the state is empty too.
-    action_tm1 = jnp.concatenate([jnp.zeros_like(action[:1]), action[:-1]])
-    sequence = (rows.observation, action_tm1, rows.is_first)
-    burn_in = config.burn_in
-    state = world['initial']({}, rows.is_first.shape[1], dtype)
-    if burn_in:
-      warming = jax.tree.map(lambda x: x[:burn_in], sequence)
-      warmed = world['observe'](
-        frozen['world_model'], state, *warming, warm_key
-      )
-      state = lax.stop_gradient(warmed.state)
-    sequence, rows = jax.tree.map(lambda x: x[burn_in:], (sequence, rows))
-    observed = world['observe'](
-      params['world_model'], state, *sequence, observe_key
-    )
-    model_loss, metrics = _model_loss(
-      world, params['world_model'], observed, rows, config
-    )
-    behaviour_loss, return_range, more = _behaviour_loss(
-      networks,
-      config,
-      action_spec,
-      params,
-      frozen['world_model'],
-      slow_critic,
-      return_range,
-      *(lax.stop_gradient(observed), rows, imagine_key),
-    )
-    return model_loss + behaviour_loss, (return_range, metrics | more)
-
-  return loss_fn
-
-
-def _model_loss(world, params, observed, rows, config):
-  target = world['prepare'](params, rows.observation)
-  features = observed.features
-  prediction = losses.ModelPrediction(
-    reconstruction_loss=world['decode'](params, features).loss(target),
-    reward=world['reward'](params, features),
-    continues=world['continues'](params, features),
-    posterior=observed.posterior,
-    prior=observed.prior,
-  )
-  return losses.world_model_loss(
-    prediction,
-    rows.reward.astype(jnp.float32),
-    rows.discount,
-    rows.is_first,
-    jnp.ones(rows.is_first.shape, bool),
-    free_nats=config.free_nats,
-    dynamics_cost=config.dynamics_cost,
-    representation_cost=config.representation_cost,
-  )
-
-
-def _behaviour_loss(
-  networks,
-  config,
-  action_spec,
-  params,
-  world_params,
-  slow_critic,
-  return_range,
-  observed,
-  rows,
-  key,
-):
-  """Imagines from every row, and scores actor and critic."""
-  world = networks.world
-
-  def act(features, key):
-    policy = networks.actor(params['actor'], features)
-    action = distributions.sample(policy, key)
-    return heads.encode_action(action_spec, action), action
-
-  # Nothing is differentiated here: credit flows through the log-densities.
-  start = observed.features
-  features, action = lax.stop_gradient(
-    world['imagine'](
-      world_params,
-      observed.states,
-      start.reshape(-1, start.shape[-1]),
-      act,
-      config.horizon,
-      key,
-    )
-  )
-
-  def each_step(fn, x):
-    # Activations of one step fit into a cache, and are cheaper to compute again
-    # for the gradient than to keep.
-    return lax.map(jax.checkpoint(fn), x)
-
-  policy = each_step(
-    lambda x: networks.actor(params['actor'], x), features[:-1]
-  )
-  # What a row that opens an episode says of its transition is nobody's.
-  goes_on = jnp.where(rows.is_first, 1, rows.discount).reshape(1, -1)
-  continues = each_step(
-    lambda x: world['continues'](world_params, x).mean(), features[1:]
-  )
-  continues = jnp.concatenate([goes_on.astype(continues.dtype), continues])
-  reward = each_step(
-    lambda x: world['reward'](world_params, x).mean(), features[1:]
-  )
-  reward = jnp.concatenate([jnp.zeros_like(reward[:1]), reward])
-  critic = each_step(lambda x: networks.critic(params['critic'], x), features)
-  value = lax.stop_gradient(critic.mean())
-  target = losses.imagined_returns(
-    reward, continues, value, gamma=config.discount, lambda_=config.lambda_
-  )
-  weight = losses.imagined_weights(continues, gamma=config.discount)
-  return_range = losses.update_range(
-    return_range, target, rate=config.return_rate
-  )
-  scale = losses.return_scale(return_range)
-  actor_loss, metrics = losses.actor_loss(
-    distributions.log_prob(policy, action),
-    distributions.entropy(policy),
-    (target - value[:-1]) / scale,
-    weight,
-    entropy_cost=config.entropy_cost,
-  )
-  slow_value = each_step(
-    lambda x: networks.critic(slow_critic, x).mean(), features[:-1]
-  )
-  critic_loss, more = losses.critic_loss(
-    jax.tree.map(lambda x: x[:-1], critic),
-    target,
-    slow_value,
-    weight,
-    slow_cost=config.slow_cost,
-  )
-  metrics |= more
-  metrics |= {
-    'imagined_reward': jnp.mean(reward[1:]),
-    'imagined_continues': jnp.mean(continues[1:]),
-    'return_scale': scale,
-  }
-  return actor_loss + critic_loss, return_range, metrics
 
 
 def _foresee(

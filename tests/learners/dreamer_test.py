@@ -16,7 +16,7 @@ from hkgraph import types
 from hkgraph.envs import wrappers
 from hkgraph.graph import builder
 from hkgraph.learners import config as config_lib
-from hkgraph.learners import dreamer
+from hkgraph.learners import dreamer, dreamer_loss
 from hkgraph.losses import dreamer as losses
 from hkgraph.modules import heads, rssm, world_model
 from hkgraph.training import actor
@@ -164,7 +164,7 @@ class UpdateTest(parameterized.TestCase):
       chunks = [t for _, t, _ in updates[: i + 1]]
       join = lambda *x: np.concatenate([y[:4] for y in x])  # noqa: E731
       timestep = jax.tree.map(join, *(t.timestep for t in chunks))
-      rows = dreamer.Row(
+      rows = dreamer_loss.Row(
         observation=timestep.observation,
         action=join(*(t.action for t in chunks)),
         reward=timestep.reward,
@@ -229,7 +229,7 @@ def hand_made(seed=0):
   is_first[3, 0] = is_first[1, 1] = True
   # Bins at symexp(-20, -10, 0, 10, 20): rewards that are bins.
   rewards = np.float32(np.expm1(10.0)) * rng.integers(-1, 2, (ROWS, BATCH))
-  return dreamer.Row(
+  return dreamer_loss.Row(
     observation=jnp.float32(rng.normal(size=(ROWS, BATCH))),
     action=jnp.int32(rng.integers(2, size=(ROWS, BATCH))),
     reward=jnp.float32(rewards),
