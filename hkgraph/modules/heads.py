@@ -278,6 +278,10 @@ def _leaf(spec: Any) -> specs.Array:
 
 
 def _is_integer(spec: specs.Array) -> bool:
+  if not isinstance(spec, specs.Array):
+    raise ValueError(
+      f'Action specs are a spec of dm_env.specs, or a dict of them, got {spec}.'
+    )
   return np.issubdtype(spec.dtype, np.integer)
 
 

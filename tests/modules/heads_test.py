@@ -269,6 +269,8 @@ class MakeHeadTest(chex.TestCase):
     ('table', specs.BoundedArray((2, 2), np.int32, 0, 1), 'one axis'),
     ('from_1', specs.BoundedArray((2,), np.int32, 1, 3), 'count from 0'),
     ('bool', specs.Array((2,), bool), 'integers or floats'),
+    ('tuple', (DISCRETE, DISCRETE), 'or a dict of them, got .Discrete'),
+    ('nothing', None, 'or a dict of them, got None'),
     ('nested', {'a': {'b': DISCRETE}}, r"\['b'\] inside of a dict"),
   )
   def test_refuses(self, spec, message):
