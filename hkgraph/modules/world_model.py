@@ -66,6 +66,7 @@ class WorldModel(hk.Module):
       name: Name of the module.
 
     Raises:
+      TypeError: if the observation is none that has a spec as above.
       ValueError: if an image has a size that the decoder cannot make.
     """
     super().__init__(name=name)
@@ -198,6 +199,7 @@ def observed_specs(observation_spec: Any) -> dict[str, jax.ShapeDtypeStruct]:
   """What a world model sees of an observation, by name."""
   seen = {}
   for name, spec in _by_name(observation_spec).items():
+    _check_spec(name, spec)
     shape, dtype = (math.prod(spec.shape),), jnp.result_type(float)
     if isinstance(spec, specs.DiscreteArray):
       shape = (int(spec.num_values),)
@@ -205,6 +207,21 @@ def observed_specs(observation_spec: Any) -> dict[str, jax.ShapeDtypeStruct]:
       shape, dtype = spec.shape, spec.dtype
     seen[name] = jax.ShapeDtypeStruct(shape, dtype)
   return seen
+
+
+def _check_spec(name: str, spec: Any) -> None:
+  if not isinstance(spec, specs.Array):
+    raise TypeError(
+      '`observation_spec` must be a spec of `dm_env.specs` or a dict of them, '
+      f'not nested, got {spec!r} for {name!r}; let the environment give every '
+      'array a key of its own'
+    )
+  kinds = (np.bool_, np.integer, np.floating)
+  if not any(np.issubdtype(spec.dtype, kind) for kind in kinds):
+    raise TypeError(
+      f'observations must be bools, integers or floats, got {spec!r} for '
+      f'{name!r}'
+    )
 
 
 def _prepare(x, spec):

@@ -243,6 +243,17 @@ class WrongInputTest(parameterized.TestCase):
     decoded = jax.eval_shape(fns['decode'], params, features)
     self.assertEqual(decoded.values['eye'].shape, (T, B, *size, 3))
 
+  @parameterized.parameters(
+    ({'a': {'b': SCALAR}}, "not nested, got {'b': .* for 'a'"),
+    ((SCALAR, SCALAR), 'or a dict of them.*got .* for .observation'),
+    (None, 'got None'),
+    (specs.StringArray(()), 'bools, integers or floats, got StringArray'),
+    (specs.Array((2,), np.complex64), 'bools, integers or floats.*complex'),
+  )
+  def test_observations_of_another_kind(self, spec, message):
+    with self.assertRaisesRegex(TypeError, message):
+      world_model.observed_specs(spec)
+
   def test_no_core(self):
     with self.assertRaisesRegex(TypeError, '`core` must be an hk.RNNCore'):
       init, _ = make(SCALAR, core=lambda: hk.Linear(3))
