@@ -311,10 +311,30 @@ class RSSM(hk.Module):
   def _advance(self, state, action_tm1):
     x = jnp.concatenate([state.latent, action_tm1], axis=-1)
     y, core = self._core(x, state.core)
-    return encoding.join(y).astype(x.dtype), core
+    y = encoding.join(y)
+    _check_step(state.core, core, y)
+    return y.astype(x.dtype), core
 
   def _flat(self, latent, like):
     return latent.reshape(latent.shape[0], -1).astype(like.dtype)
+
+
+def _check_step(before: Any, after: Any, y: types.Array) -> None:
+  """Raises `ValueError` unless a core gives `[B, F]`, and its state's like."""
+  if y.ndim != 2:
+    raise ValueError(
+      f'the output of `core` must be [B, F], or a dict of such, got {y.shape}; '
+      'let it flatten what it gives'
+    )
+  before, after = (
+    jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', tree)
+    for tree in (before, after)
+  )
+  if before != after:
+    raise ValueError(
+      '`core` must keep structure, shapes and dtypes of its state, which '
+      f'`initial_state` makes {before}, got {after}'
+    )
 
 
 def _is_history(x: Any) -> bool:

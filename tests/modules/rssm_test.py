@@ -423,6 +423,25 @@ class ProjectedCoreTest(parameterized.TestCase):
 
 
 class WrongInputTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (lambda x, h: (x, h[:1]), r'makes float32\[2, 3\].*got .*32\[1, 3\]'),
+    (lambda x, h: (x, {'h': h}), r"structure.*got {'h': 'float32\[2, 3\]'}"),
+    (lambda x, h: (x, h.astype(jnp.int32)), r'dtypes.*got int32\[2, 3\]'),
+    (lambda x, h: (x[:, None], h), r'must be \[B, F\].*got \(2, 1,'),
+    (lambda x, h: (x[:, 0], h), r'must be \[B, F\].*got \(2,\)'),
+  )
+  def test_steps_that_are_none(self, step, message):
+    class Core(hk.RNNCore):
+      def initial_state(self, batch_size):
+        return jnp.zeros((batch_size, 3))
+
+      def __call__(self, inputs, prev_state):
+        return step(inputs, prev_state)
+
+    with self.assertRaisesRegex(ValueError, message):
+      init, _ = make(Core)
+      init(jax.random.key(0), *data(), jax.random.key(1))
+
   @parameterized.parameters((lambda: 64,), (lambda: hk.Linear(3),))
   def test_no_core(self, core):
     with self.assertRaisesRegex(
