@@ -119,7 +119,7 @@ def make_dreamer(
       without arguments makes any `hk.RNNCore`, whose initial state is constant.
 
   Returns:
-    An `Agent`; its `init` raises `ValueError` if the reward is a dict.
+    An `Agent`; its `init` raises `ValueError` unless the reward is a number.
 
   Raises:
     TypeError: If an argument is of another type.
@@ -145,7 +145,7 @@ def make_dreamer(
   fit = _make_fit(loss_fn, optimizers, config)
 
   def init(key, timestep):
-    check_reward(timestep.reward)
+    check_reward(timestep.reward, timestep.step_type.shape)
     params_key, learner_key = jax.random.split(key)
     params = networks.init(params_key, timestep.observation)
     return DreamerState(
@@ -229,12 +229,18 @@ def make_dreamer(
   )
 
 
-def check_reward(reward: Any) -> None:
-  """Raises `ValueError` if the reward is a dict."""
+def check_reward(reward: Any, batch: tuple[int, ...] = ()) -> None:
+  """Raises `ValueError` unless it is, or is the spec of, one number a row."""
   if isinstance(reward, Mapping):
     raise ValueError(
       'DreamerV3 learns from one reward, got a dict with the keys '
       f'{sorted(reward)}; let the environment add them up, or train with PPO'
+    )
+  shape = getattr(reward, 'shape', None)
+  if shape != batch:
+    raise ValueError(
+      'DreamerV3 learns from one reward, a number of shape '
+      f'{batch}, got {shape}; let the environment add them up'
     )
 
 

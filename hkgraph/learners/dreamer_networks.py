@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import inspect
 from typing import Any
 
 import haiku as hk
@@ -13,7 +14,7 @@ from hkgraph import types
 from hkgraph.graph import core as graph_core
 from hkgraph.graph import spec as spec_lib
 from hkgraph.learners import dreamer_config
-from hkgraph.modules import behaviour, heads, rssm, world_model
+from hkgraph.modules import behaviour, heads, rssm, stateful, world_model
 
 Core = spec_lib.GraphSpec | Callable[[], hk.RNNCore]
 
@@ -102,8 +103,27 @@ def make_networks(
   observation = jax.tree.map(
     lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), observation_spec
   )
-  jax.eval_shape(init, jax.random.key(0), observation)
+  try:
+    jax.eval_shape(init, jax.random.key(0), observation)
+  except stateful.NoRowsError as error:
+    raise ValueError(
+      '`core` must keep all that it remembers in its own state, but in '
+      f'{core!r} is a module that keeps state elsewhere (a `StatefulModule`, '
+      'as `Leaky` and `Delay` make); let connections with `delay` remember, or '
+      'write it as an hk.RNNCore'
+    ) from error
+  _check_initial_state(networks.world['initial'])
   return networks
+
+
+def _check_initial_state(initial) -> None:
+  try:
+    jax.eval_shape(lambda: initial({}, 1))
+  except ValueError as error:
+    raise ValueError(
+      'the initial state of `core` must be constant, without parameters: '
+      f'{error}'
+    ) from error
 
 
 def _core_maker(core, sizes) -> Callable[[], hk.RNNCore]:
@@ -115,9 +135,18 @@ def _core_maker(core, sizes) -> Callable[[], hk.RNNCore]:
     return lambda: rssm.ProjectedCore(
       graph_core.GraphCore(core), core.input_sizes
     )
-  if not callable(core) or isinstance(core, hk.RNNCore | type):
+  is_function = callable(core) and not isinstance(core, hk.RNNCore | type)
+  if not is_function or _needs_arguments(core):
     raise TypeError(
       '`core` must be a finished graph, or a function without arguments that '
       f'makes an hk.RNNCore, as `lambda: hk.GRU(200)`, got {core!r}'
     )
   return core
+
+
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+  try:
+    inspect.signature(function).bind()
+  except TypeError:
+    return True
+  return False

@@ -54,6 +54,10 @@ _ROWS: contextvars.ContextVar[Rows | None] = contextvars.ContextVar(
 )
 
 
+class NoRowsError(ValueError):
+  """A module that keeps state was called outside `hkgraph.transform`."""
+
+
 @contextlib.contextmanager
 def rows_scope(rows: Rows) -> Iterator[None]:
   """Makes `rows` what `current_rows` returns inside the `with` block."""
@@ -68,11 +72,11 @@ def current_rows() -> Rows:
   """Returns the `Rows` of the running pass.
 
   Raises:
-    ValueError: outside a function given to `hkgraph.transform`.
+    NoRowsError: outside a function given to `hkgraph.transform`.
   """
   rows = _ROWS.get()
   if rows is None:
-    raise ValueError(
+    raise NoRowsError(
       'a module that keeps state was called outside `hkgraph.transform`, so '
       'nothing tells it where episodes begin; wrap the function with '
       '`hkgraph.transform` instead of `hk.transform_with_state`'

@@ -18,7 +18,7 @@ from hkgraph.graph import builder
 from hkgraph.learners import config as config_lib
 from hkgraph.learners import dreamer, dreamer_loss
 from hkgraph.losses import dreamer as losses
-from hkgraph.modules import heads, rssm, world_model
+from hkgraph.modules import heads, leaky, rssm, world_model
 from hkgraph.training import actor
 from tests.learners import fakes
 
@@ -673,6 +673,13 @@ class WrongInputTest(parameterized.TestCase):
     ):
       trainer().agent.init(jax.random.key(0), row)
 
+  @parameterized.parameters((2, 3), (2, 1))
+  def test_a_reward_of_several_numbers(self, *shape):
+    row = timesteps(jnp.zeros(2), [FIRST] * 2)
+    row = row.replace(reward=jnp.zeros(shape))
+    with self.assertRaisesRegex(ValueError, r'of shape \(2,\), got \(2, .\)'):
+      trainer().agent.init(jax.random.key(0), row)
+
   def test_config_of_another_kind(self):
     for config in ({}, config_lib.PPOConfig()):
       with self.assertRaisesRegex(
@@ -684,6 +691,32 @@ class WrongInputTest(parameterized.TestCase):
   def test_no_core(self, core):
     with self.assertRaisesRegex(TypeError, '`core` must be'):
       dreamer.make_dreamer(OBSERVATION, ACTION, CONFIG, core=core)
+
+  def test_a_function_with_arguments(self):
+    with self.assertRaisesRegex(TypeError, '`core` must be.*without arguments'):
+      dreamer.make_dreamer(
+        OBSERVATION, ACTION, CONFIG, core=lambda size: hk.GRU(size)
+      )
+
+  def test_populations_that_keep_state(self):
+    memory = builder.PopulationGraph()
+    memory.add_input('sense', 2, input_from='x')
+    memory.add_output('out', 3, module=leaky.Leaky())
+    memory.connect('sense', 'out')
+    with self.assertRaisesRegex(ValueError, 'GraphSpec.*as `Leaky`.*`delay`'):
+      dreamer.make_dreamer(OBSERVATION, ACTION, CONFIG, core=memory.finalize())
+
+  def test_an_initial_state_that_is_learned(self):
+    class Core(hk.RNNCore):
+      def initial_state(self, batch_size):
+        h = hk.get_parameter('h', (3,), init=jnp.zeros)
+        return jnp.broadcast_to(h, (batch_size, 3))
+
+      def __call__(self, inputs, prev_state):
+        return prev_state, prev_state
+
+    with self.assertRaisesRegex(ValueError, '`core` must be constant.*core'):
+      dreamer.make_dreamer(OBSERVATION, ACTION, CONFIG, core=lambda: Core())
 
   def test_a_function_that_makes_no_core(self):
     with self.assertRaisesRegex(TypeError, r'an hk.RNNCore.*got 5'):
