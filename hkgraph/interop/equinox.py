@@ -65,7 +65,8 @@ def from_equinox(
 
   Raises:
     TypeError: If `factory` cannot be called; in a call, if it makes no module.
-    ValueError: In a call, if the output size cannot be inferred.
+    ValueError: In a call, if the output size cannot be inferred, or a
+      `BatchNorm` has another `axis_name`.
   """
   is_made = isinstance(factory, eqx.Module)
   if not callable(factory) or (
@@ -116,8 +117,8 @@ class EquinoxNetwork(eqx.Module):
 
     Raises:
       TypeError: If `network` is no `Network`.
-      ValueError: If the network has a carry, or the output size cannot be
-        inferred.
+      ValueError: If the network has a carry, what is given are not its
+        parameters or statistics, or the output size cannot be inferred.
     """
     if not isinstance(network, network_lib.Network):
       raise TypeError(
@@ -127,6 +128,8 @@ class EquinoxNetwork(eqx.Module):
     in_features = validate.integer('in_features', in_features, minimum=1)
     fresh, state = network.init(key, jnp.zeros((1, in_features)))
     _check_no_carry(state.carry)
+    _check_like('params', params, fresh)
+    _check_like('statistics', statistics, state.statistics)
     if statistics is not None:
       state = state.replace(statistics=statistics)
     self.network = network
@@ -154,7 +157,15 @@ class EquinoxNetwork(eqx.Module):
     Args:
       x: The input.
       key: What `hk.next_rng_key` draws from, if the network does.
+
+    Raises:
+      ValueError: If `x` has another shape.
     """
+    if jnp.shape(x) != (self.in_features,):
+      raise ValueError(
+        f'`x` must have shape ({self.in_features},), got {jnp.shape(x)}; map '
+        'the module over a batch with `jax.vmap`'
+      )
     return encoding.join(_outputs(self, x, key))[0]
 
 
@@ -174,6 +185,23 @@ def _check_no_carry(carry) -> None:
       'Equinox body has no place for one: it is called with an input alone. '
       'Take a graph without delays and modules without memory or noise; or '
       'train this one with `hg.make_ppo`, or as `interop.nnx.NNXNetwork`'
+    )
+
+
+def _check_like(argument, given, fresh) -> None:
+  if given is None:
+    return
+  shapes = [
+    {
+      jax.tree_util.keystr(path, simple=True, separator='.'): jnp.shape(x)
+      for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    for tree in (fresh, given)
+  ]
+  if shapes[0] != shapes[1]:
+    raise ValueError(
+      f'`{argument}` must be those of the network, of shapes {shapes[0]}, got '
+      f'{shapes[1]}'
     )
 
 

@@ -52,6 +52,7 @@ class EquinoxHost(hosting.Host):
         '`factory` must make an eqx.Module, or a pair of one and an '
         f'eqx.nn.State, got {made!r}'
       )
+    self._check_axis(pair[0])
     pair = _with_sane_averages(*pair)
     is_recurrent = self._initial_carry is not None or _is_cell(pair[0])
     return _take_apart(pair, is_recurrent)
@@ -84,6 +85,19 @@ class EquinoxHost(hosting.Host):
     )(memory, x, keys, state)
     variables, _ = _take_apart((module, state), structure.is_recurrent)
     return variables, memory, y
+
+  def _check_axis(self, module):
+    # Else it would be told only when the averages are to be learned.
+    other = []
+    for node in _norms(module):
+      names = node.axis_name
+      names = names if isinstance(names, list | tuple) else [names]
+      other += [name for name in names if name != self._axis_name]
+    if other:
+      raise ValueError(
+        f'a BatchNorm of {self.title} averages over the axis {other[0]!r}, but '
+        f'the batch is {self._axis_name!r}; give `axis_name={other[0]!r}`'
+      )
 
   def _runner(self, module):
     """`(*args, key) -> outputs`, as `args` are in `call`."""
@@ -147,15 +161,19 @@ def _with_inference(module, inference: bool):
   return eqx.tree_at(where, module, replace_fn=lambda _: inference)
 
 
-def _with_sane_averages(module, state):
-  """Lets an average that has seen nothing leave its input as it is."""
-
+def _norms(module) -> list[Any]:
   def is_norm(node):
     return isinstance(node, eqx.nn.BatchNorm)
 
-  for node in jax.tree.leaves(module, is_leaf=is_norm):
+  leaves = jax.tree.leaves(module, is_leaf=is_norm)
+  return [node for node in leaves if is_norm(node)]
+
+
+def _with_sane_averages(module, state):
+  """Lets an average that has seen nothing leave its input as it is."""
+  for node in _norms(module):
     # It begins as zeros, by which its inference would divide.
-    if is_norm(node) and node.ema_state_index is not None:
+    if node.ema_state_index is not None and state is not None:
       mean, variance = state.get(node.ema_state_index)
       averages = (jnp.zeros_like(mean), jnp.ones_like(variance))
       state = state.set(node.ema_state_index, averages)

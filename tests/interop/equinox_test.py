@@ -236,6 +236,27 @@ class InsideTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'leading axis'):
       cases.start(make, x)
 
+  def test_batch_norm_over_another_axis(self):
+    x, is_first = agreement.rows((5,))
+
+    def make(axis, **kwargs):
+      return _from(
+        lambda key: eqx.nn.make_with_state(eqx.nn.BatchNorm)(
+          5, axis, mode='ema'
+        ),
+        **kwargs,
+      )
+
+    with self.assertRaisesRegex(ValueError, "'rows', but .* `axis_name='r"):
+      cases.start(make(['rows']), x)
+    net, params, state = cases.start(make('rows', axis_name='rows'), x)
+    net.update_statistics(params, state, x, is_first, ~is_first)
+
+  def test_batch_norm_without_its_state(self):
+    make = _from(lambda key: eqx.nn.BatchNorm(4, 'batch', mode='ema'))
+    with self.assertRaisesRegex(ValueError, "argument: 'state'"):
+      cases.start(make, agreement.rows((4,))[0])
+
   def test_partials(self):
     x, _ = agreement.rows((4,))
     for partial in (functools.partial, eqx.Partial):
@@ -342,6 +363,21 @@ class OutsideTest(parameterized.TestCase):
   def test_wrong_arguments(self):
     with self.assertRaisesRegex(TypeError, '`network` must be a Network'):
       hgeqx.EquinoxNetwork(lambda x: x, 4, key=jax.random.key(0))
+    network = hg.transform(lambda x: hk.Linear(2)(hg.Normalizer()(x)))
+    make = functools.partial(
+      hgeqx.EquinoxNetwork, network, 4, key=jax.random.key(0)
+    )
+    _, state = network.init(jax.random.key(0), jnp.ones((1, 1)))
+    for argument, given in (
+      ('params', {}),
+      ('params', {'linear': {'w': jnp.ones((5, 2)), 'b': jnp.ones(2)}}),
+      ('statistics', state.statistics),
+      ('statistics', {}),
+    ):
+      with self.assertRaisesRegex(ValueError, f'`{argument}` must be those of'):
+        make(**{argument: given})
+    with self.assertRaisesRegex(ValueError, r'shape \(4,\), .* `jax.vmap`'):
+      make()(jnp.ones((3, 4)))
     network = hg.transform(lambda x: x)
     with self.assertRaisesRegex(TypeError, '`in_features` must be a positive'):
       hgeqx.EquinoxNetwork(network, (4,), key=jax.random.key(0))
