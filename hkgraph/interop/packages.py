@@ -16,6 +16,7 @@ def load(module: str, *, extra: str | None = None) -> types.ModuleType:
   """
   package = module.split('.')[0]
   try:
+    importlib.import_module(package)
     return importlib.import_module(module)
   except ModuleNotFoundError as error:
     if error.name != package:
