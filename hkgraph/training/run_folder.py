@@ -223,6 +223,11 @@ def restore(
       'made by hand; make them again and read the weights with '
       '`checkpoint.load`'
     )
+  if not pathlib.Path(run_dir, 'weights.npz').is_file():
+    raise FileNotFoundError(
+      f'no weights in {str(run_dir)!r}: its training did not come to an end; '
+      'train again, into another folder'
+    )
   env, agent = setup.build(
     description.environment,
     network,

@@ -55,6 +55,12 @@ class DamageTest(parameterized.TestCase):
     file.write_text(json.dumps(document))
     self.assertEqual(run_folder.read_description(self.path), self.description)
 
+  def test_a_training_that_did_not_come_to_an_end(self):
+    with self.assertRaisesRegex(
+      FileNotFoundError, 'no weights in.*train again'
+    ):
+      run_folder.restore(self.path)
+
   @parameterized.parameters(('algorithm', 'sarsa'), ('network', 3))
   def test_what_nobody_wrote(self, name, value):
     file = self.path / 'config.json'
