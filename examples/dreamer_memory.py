@@ -45,7 +45,7 @@ def main():
       env,
       memory,
       config,
-      total_steps=1_000 if args.quick else 80_000,
+      total_steps=1_000 if args.quick else 60_000,
       seed=args.seed,
       progress=False,
     )
