@@ -11,7 +11,6 @@ import optax
 import pytest
 
 import hkgraph as hg
-from hkgraph.envs import cartpole
 from hkgraph.interop import foreign
 from hkgraph.modules import distributions
 from hkgraph.training import loop
@@ -436,7 +435,7 @@ class JaxnasiumLearnsTest(parameterized.TestCase):
 @pytest.mark.slow
 class TrainingTest(absltest.TestCase):
   def test_ours_trains_a_body(self):
-    env = cartpole.CartPole()
+    env = hg.envs.make('cartpole')
     network = hg.transform(
       lambda obs: hg.ActorCritic(
         env.action_spec(),

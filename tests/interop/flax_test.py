@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import hkgraph as hg
-from hkgraph.envs import cartpole
 from hkgraph.interop import foreign
 from hkgraph.training import loop
 from tests.interop import foreign_cases as cases
@@ -343,7 +342,7 @@ class InsideTest(parameterized.TestCase):
     self.assertNotEmpty(jax.tree.leaves(end.statistics))
 
   def test_actor_critic_of_bodies(self):
-    env = cartpole.CartPole()
+    env = hg.envs.make('cartpole')
     network = hg.transform(
       lambda obs: hg.ActorCritic(
         env.action_spec(),
@@ -414,6 +413,31 @@ class InsideTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(ValueError, 'keep the shapes and dtypes'):
       cases.start(make, agreement.rows((4,))[0])
+
+  def test_sequences_within_a_row(self):
+    for make in (
+      _nnx(lambda rngs: nnx.RNN(nnx.GRUCell(4, 5, rngs=rngs))),
+      _linen(linen.RNN(linen.GRUCell(5))),
+    ):
+      x, is_first = agreement.rows((2, 4))
+      agreement.check(cases.network(make), x, is_first)
+      # Here the rows would be time.
+      with self.assertRaisesRegex(ValueError, 'give the GRUCell without RNN'):
+        cases.start(make, x[:, :, 0])
+    make = _linen(linen.RNN(linen.GRUCell(5), time_major=True))
+    with self.assertRaisesRegex(ValueError, 'and time_major, where the rows'):
+      cases.start(make, x)
+
+  def test_parameters_that_are_no_numbers_to_train(self):
+    class Shift(nnx.Module):
+      def __init__(self, rngs):
+        self.by = nnx.Param(jnp.arange(4))
+
+      def __call__(self, x):
+        return x + self.by[...][None]
+
+    with self.assertRaisesRegex(TypeError, "of Shift .* {'by': 'int32'}"):
+      cases.start(_nnx(Shift), agreement.rows((4,))[0])
 
   def test_a_cache_beside_batch_norm(self):
     def factory(rngs):
@@ -556,6 +580,23 @@ class ToLinenTest(parameterized.TestCase):
       y, cases.mlp(leaves, self.x, names, 'w'), rtol=1e-5, atol=1e-5
     )
 
+  def test_noise_without_its_stream(self):
+    module = hgflax.to_linen(
+      hg.transform(lambda x: x + jax.random.uniform(hk.next_rng_key(), (3, 1)))
+    )
+    key, x = jax.random.key(0), jnp.ones((3, 2))
+    variables = module.init(key, x)
+    module.apply(variables, x, rngs={'noise': key})
+    with self.assertRaisesRegex(ValueError, r"give `rngs={'noise': key}`"):
+      module.apply(variables, x, rngs={'dropout': key})
+
+  def test_inputs_without_a_batch(self):
+    module = hgflax.to_linen(hg.transform(lambda x: x))
+    with self.assertRaisesRegex(ValueError, 'the inputs hold no array'):
+      module.init(jax.random.key(0), {})
+    with self.assertRaisesRegex(ValueError, r'share leading axes \[B, ...\]'):
+      module.init(jax.random.key(0), 1.0)
+
   def test_no_network(self):
     with self.assertRaisesRegex(TypeError, '`network` must be a Network'):
       hgflax.to_linen(linen.Dense(3))
@@ -565,7 +606,7 @@ class ToLinenTest(parameterized.TestCase):
 class TrainingTest(parameterized.TestCase):
   @parameterized.parameters(*_BODIES)
   def test_ours_trains_a_body(self, kind):
-    env = cartpole.CartPole()
+    env = hg.envs.make('cartpole')
     bodies = {
       'nnx': _nnx(lambda rngs: NNXBody(4, 64, rngs=rngs)),
       'linen': _linen(LinenBody(64), call=_training),
