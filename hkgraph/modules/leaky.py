@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import math
+import numbers
 from typing import Any
 
 import haiku as hk
@@ -45,8 +46,13 @@ class LeakyPopulation(stateful.StatefulModule):
       r: Initial gain of the input.
       v_leak: Initial value of where `v` tends to without input.
       name: Name of the module.
+
+    Raises:
+      TypeError: If a constant is no number.
+      ValueError: If `tau` or `dt` is not positive, or anything is not finite.
     """
     super().__init__(name=name)
+    _check_constants(tau=tau, dt=dt, r=r, v_leak=v_leak)
     self.size = size
     self.activation = activation
     self._tau = tau
@@ -81,10 +87,11 @@ class LeakyPopulation(stateful.StatefulModule):
       initial = hk.initializers.Constant(value)
       return hk.get_parameter(name, (self.size,), x.dtype, initial)
 
-    tau = jnp.exp(parameter('log_tau', math.log(self._tau)))
+    # Not `dt / tau`, whose gradient overflows where `tau` is tiny or infinite.
+    log_tau = parameter('log_tau', math.log(self._tau))
+    rate = self._dt * jnp.exp(-log_tau)
     r = parameter('r', self._r).reshape(*lead, -1)
     v_leak = parameter('v_leak', self._v_leak).reshape(*lead, -1)
-    rate = self._dt / tau
     gain = -jnp.expm1(-rate).reshape(*lead, -1)
     return jnp.exp(-rate)[None], gain * (v_leak + r * x)
 
@@ -105,6 +112,7 @@ class Leaky:
     v_leak: Initial value of where the neurons tend to without input.
 
   Raises:
+    TypeError: If anything is no number.
     ValueError: If `tau` or `dt` is not positive, or anything is not finite.
   """
 
@@ -114,14 +122,23 @@ class Leaky:
   v_leak: float = 0.0
 
   def __post_init__(self):
-    for name in ('tau', 'dt', 'r', 'v_leak'):
-      value = getattr(self, name)
-      must_be_positive = name in ('tau', 'dt')
-      if not math.isfinite(value) or (must_be_positive and value <= 0):
-        wanted = 'positive and finite' if must_be_positive else 'finite'
-        raise ValueError(f'`{name}` must be {wanted}, got {value!r}')
+    _check_constants(**dataclasses.asdict(self))
 
   def __call__(self, size: int, activation: Any, name: str) -> LeakyPopulation:
     return LeakyPopulation(
       size, activation, name=name, **dataclasses.asdict(self)
     )
+
+
+def _check_constants(**constants: Any) -> None:
+  for name, value in constants.items():
+    is_number = isinstance(value, numbers.Real)
+    if not is_number and getattr(value, 'ndim', None) != 0:
+      raise TypeError(
+        f'`{name}` must be a number, the same for all neurons, got {value!r}; '
+        'neurons of their own come of training, or in the parameters'
+      )
+    must_be_positive = name in ('tau', 'dt')
+    if not math.isfinite(value) or (must_be_positive and value <= 0):
+      wanted = 'positive and finite' if must_be_positive else 'finite'
+      raise ValueError(f'`{name}` must be {wanted}, got {value!r}')

@@ -132,6 +132,22 @@ class LeakyTest(chex.TestCase):
     arriving = x @ params['linear']['w'] + x
     np.testing.assert_allclose(out, (1 - np.exp(-1)) * arriving, rtol=1e-6)
 
+  @parameterized.parameters(-80.0, np.inf)
+  def test_extreme_time_constants_have_gradients(self, log_tau):
+    # At once, v = x; and never, v = 0.
+    network = _alone(leaky.Leaky())
+    x, first = {'x': jnp.full((1, 1), 3.0)}, jnp.ones(1, bool)
+    params, state = network.init(jax.random.key(0), x)
+
+    def v(log_tau):
+      (name,) = params
+      new = {name: dict(params[name], log_tau=jnp.full(1, log_tau))}
+      return network.apply(new, state, None, x, first)[0]['out'][0, 0]
+
+    out, gradient = jax.value_and_grad(v)(log_tau)
+    self.assertAlmostEqual(float(out), 3.0 if log_tau < 0 else 0.0)
+    self.assertEqual(float(gradient), 0)
+
   @parameterized.parameters(
     dict(tau=0.0), dict(dt=-1.0), dict(tau=float('inf')), dict(r=float('nan'))
   )
@@ -139,6 +155,13 @@ class LeakyTest(chex.TestCase):
     (name,) = kwargs
     with self.assertRaisesRegex(ValueError, f'`{name}` must be'):
       leaky.Leaky(**kwargs)
+    with self.assertRaisesRegex(ValueError, f'`{name}` must be'):
+      hk.transform(lambda: leaky.LeakyPopulation(3, **kwargs)).init(None)
+
+  @parameterized.parameters(('10',), (None,), ([1.0, 2.0],), (np.ones(2),))
+  def test_constants_that_are_no_numbers(self, tau):
+    with self.assertRaisesRegex(TypeError, '`tau` must be a number, the same'):
+      leaky.Leaky(tau=tau)
 
 
 if __name__ == '__main__':
