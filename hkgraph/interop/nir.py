@@ -53,7 +53,7 @@ def to_nir(
     The graph, for `nir.write`.
 
   Raises:
-    TypeError: If `spec` is no `GraphSpec`.
+    TypeError: If `spec` is no `GraphSpec`, or `dt` no number.
     GraphError: With all that NIR cannot say, by name: activations, populations
       other than `Leaky` ones, custom transforms, populations that are not fed
       or not read, a graph without inputs.
@@ -114,10 +114,11 @@ def from_nir(
     the graph; the parameters hold those that were read.
 
   Raises:
-    TypeError: If `graph` is no `nir.NIRGraph`.
+    TypeError: If `graph` is no `nir.NIRGraph`, or `dt` no number.
     GraphError: With all that a graph of populations cannot say, by name: nodes
       of other kinds, delays that are no multiple of `dt` or differ between
-      neurons, loops without a delay, sizes that do not match.
+      neurons, loops without a delay, sizes that do not match, edges of nodes
+      that are not there.
     ValueError: If `dt` is asked for.
   """
   if not isinstance(graph, nir.NIRGraph):
@@ -146,7 +147,10 @@ def _step_length(spec, dt: float | None) -> float:
 
 
 def _positive(dt: Any) -> float:
-  dt = float(dt)
+  try:
+    dt = float(dt)
+  except (TypeError, ValueError) as error:
+    raise TypeError(f'`dt` must be a positive number, got {dt!r}') from error
   if not 0 < dt < float('inf'):
     raise ValueError(f'`dt` must be positive and finite, got {dt}')
   return dt

@@ -35,10 +35,19 @@ class Reading:
     self._nodes = graph.nodes
     self._after = {name: [] for name in graph.nodes}
     self._before = {name: [] for name in graph.nodes}
+    self._faults = []
     for src, dst in graph.edges:
+      missing = [name for name in (src, dst) if name not in graph.nodes]
+      if missing:
+        self._faults.append(
+          f'the edge from {src!r} to {dst!r} names {missing[0]!r}, which is no '
+          'node of the graph'
+        )
+        continue
       self._after[src].append(dst)
       self._before[dst].append(src)
-    self._faults = [f for name in graph.nodes for f in self._node_faults(name)]
+    for name in graph.nodes:
+      self._faults += self._node_faults(name)
     self._populations: dict[str, spec_lib.PopulationSpec] = {}
     self._names: dict[Any, str] = {}  # Of populations, by their node.
     self._links: list[_Link] = []
@@ -94,8 +103,11 @@ class Reading:
         len(node.weight),
       ):
         yield f'node {name!r} must have a bias of shape [out]'
-    elif len(_shape(node)) != 1:
-      yield f'node {name!r} must have a shape of one axis, got {_shape(node)}'
+    elif len(_shape(node)) != 1 or not _shape(node)[0]:
+      yield (
+        f'node {name!r} must have a shape of one axis, of size 1 or more, got '
+        f'{_shape(node)}'
+      )
     elif self._is(name, 'Delay'):
       yield from self._delay_faults(name)
     elif self._is(name, 'LI') and not np.all(node.tau > 0):

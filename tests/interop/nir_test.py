@@ -288,6 +288,8 @@ class ForeignGraphsTest(parameterized.TestCase):
       hgnir.from_nir(_foreign('chain'))
     with self.assertRaisesRegex(ValueError, '`dt` must be positive'):
       hgnir.from_nir(_foreign('chain'), dt=0)
+    with self.assertRaisesRegex(TypeError, "`dt` must be a pos.*, got 'fast'"):
+      hgnir.from_nir(_foreign('chain'), dt='fast')
     spec, _ = hgnir.from_nir(_foreign('nothing between'))
     self.assertLen(spec.populations, 2)
 
@@ -314,6 +316,20 @@ class ForeignGraphsTest(parameterized.TestCase):
       r"'grid' must have a weight [out, in], got shape (3, 2, 2)",
     ):
       self.assertIn(part, faults)
+
+  def test_edges_of_no_node_and_nodes_of_no_size(self):
+    nodes = {
+      'input': nir.Input(np.array([2])),
+      'empty': nir.Delay(np.array([])),
+      'output': nir.Output(np.array([2])),
+    }
+    edges = [('input', 'output'), ('input', 'lost'), ('empty', 'output')]
+    graph = nir.NIRGraph(nodes, edges, type_check=False)
+    with self.assertRaises(hg.GraphError) as raised:
+      hgnir.from_nir(graph, dt=1.0)
+    edge, size = raised.exception.faults
+    self.assertIn("'input' to 'lost' names 'lost', which is no node", edge)
+    self.assertIn("'empty' must have a shape of one axis, of size 1", size)
 
   def test_loop_without_delay(self):
     nodes = {
