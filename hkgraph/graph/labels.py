@@ -259,7 +259,14 @@ def _names(names: Any) -> list[Name]:
       '`names` must be a list of populations and connections, got '
       f'{names!r}' + (f'; write [{names!r}]' if is_one else '')
     )
-  return list(names)
+  names = list(names)
+  for name in names:
+    if isinstance(name, list):
+      raise TypeError(
+        f'a name must be a string or a tuple, got {name!r}; write '
+        f'{tuple(name)!r}'
+      )
+  return names
 
 
 def _check(spec, labels, default) -> None:
@@ -321,6 +328,11 @@ def _population_fault(spec: spec_lib.GraphSpec, name: str) -> str | None:
 
 
 def _check_transforms(transforms: Any, used: set[str]) -> None:
+  if not isinstance(transforms, Mapping):
+    raise TypeError(
+      "`transforms` must be a dict such as {'slow': optax.adam(1e-4)}, got "
+      f'{transforms!r}'
+    )
   missing = sorted(used - set(transforms))
   if missing:
     hints = [f'{k!r}{validate.did_you_mean(k, transforms)}' for k in missing]

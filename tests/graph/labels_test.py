@@ -348,6 +348,10 @@ class ErrorsTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, 'must be a list of populations'):
       labels.freeze(SPEC, optax.sgd(1.0), names)
 
+  def test_a_name_that_was_read_from_json(self):
+    with self.assertRaisesRegex(TypeError, r"write \('h', 'policy'\)"):
+      labels.freeze(SPEC, optax.sgd(1.0), [['h', 'policy']])
+
   def test_labels_need_transformations(self):
     make = labels.by_connection
     with self.assertRaisesRegex(ValueError, r"'slwo' \(did you mean 'slow'\?"):
@@ -356,6 +360,9 @@ class ErrorsTest(parameterized.TestCase):
       make(SPEC, {'slow': optax.sgd(1.0)}, {'h': 'slow'}, default='rest')
     with self.assertRaisesRegex(TypeError, r"`transforms\['slow'\]` must be"):
       make(SPEC, {'slow': 1e-3}, {}, default='slow')
+    for transforms in (None, [optax.sgd(1.0)]):
+      with self.assertRaisesRegex(TypeError, '`transforms` must be a dict'):
+        make(SPEC, transforms, {}, default='slow')
     with self.assertRaisesRegex(TypeError, '`label` must be a string'):
       make(SPEC, {'slow': optax.sgd(1.0)}, {'h': 1}, default='slow')
 
