@@ -127,7 +127,8 @@ def to_linen(network: network_lib.Network, *, name: str | None = None) -> Any:
 
   Returns:
     A `flax.linen.Module`. Its calls raise `ValueError` if the network has a
-    carry and the collection is not mutable, so that nothing is forgotten.
+    carry and the collection is not mutable, so that nothing is forgotten, or
+    if it draws random numbers and there is no stream `'noise'`.
 
   Raises:
     TypeError: If `network` is no `Network`.
@@ -148,9 +149,9 @@ class LinenNetwork(linen.Module):
   @linen.compact
   def __call__(self, inputs: Any, is_first: types.Array | None = None) -> Any:
     """One row: inputs `[B, ...]`, is_first `[B]`; None goes on everywhere."""
-    size = jax.tree.leaves(inputs)[0].shape[0]
     if is_first is None:
-      is_first = jnp.zeros(size, bool)
+      shapes = [jnp.shape(x)[:1] for x in jax.tree.leaves(inputs)]
+      is_first = jnp.zeros(shapes[0] if shapes else (), bool)
     if not self.is_initializing():
       return self._forward(self.network.apply, inputs, is_first)
     params, state = self.network.init(self.make_rng('params'), inputs)
@@ -178,7 +179,15 @@ class LinenNetwork(linen.Module):
   def _forward(self, run, inputs, is_first):
     params, state = self._variables(is_first.shape[-1])
     key = self.make_rng('noise') if self.has_rng('noise') else None
-    outputs, state = run(params, state, key, inputs, is_first)
+    try:
+      outputs, state = run(params, state, key, inputs, is_first)
+    except ValueError as error:
+      if type(error).__name__ != 'MissingRNGError':  # Haiku's, and private.
+        raise
+      raise ValueError(
+        "the network draws random numbers: give `rngs={'noise': key}` to "
+        '`apply`'
+      ) from error
     if jax.tree.leaves(state.carry):
       self._put('carry', state.carry)
     return outputs

@@ -78,7 +78,7 @@ class NNXHost(hosting.Host):
   def call(self, structure, variables, memory, x, key, mask):
     module = self._merge(structure, variables, key)
     for _, part in list(nnx.iter_modules(module)):
-      if isinstance(part, nnx.BatchNorm):
+      if isinstance(part, nnx.BatchNorm | nnx.RNN):
         object.__setattr__(part, '__class__', _switched(type(part)))
       elif hasattr(part, 'use_running_average'):
         part.use_running_average = mask is None
@@ -142,7 +142,7 @@ class LinenHost(hosting.Host):
     args = args if self._is_recurrent else args[1:]
     # A cache belongs to one element of the batch.
     args = jax.tree.map(lambda x: x[:1], args)
-    with _learning_from(None), linen.intercept_methods(_batch_norm):
+    with _learning_from(None), linen.intercept_methods(_intercept):
       variables = self._module.init(_streams(key), *args, method=self._call)
     params, rest, cache = self._split(variables)
     _check_cache(self.title, cache, rest)
@@ -168,7 +168,7 @@ class LinenHost(hosting.Host):
       **structure.cache.tree(variables.cache),
     }
     args = (memory, x) if self._is_recurrent else (x,)
-    with _learning_from(mask), linen.intercept_methods(_batch_norm):
+    with _learning_from(mask), linen.intercept_methods(_intercept):
       y, new = self._module.apply(
         everything,
         *args,
@@ -217,9 +217,31 @@ def _mask_of(x: types.Array) -> types.Array | None:
   return jnp.broadcast_to(mask, x.shape)
 
 
+def _check_time(rnn: Any, x: types.Array, time_major: bool | None) -> None:
+  """Raises if a layer over sequences would take the rows for their time."""
+  time_major = rnn.time_major if time_major is None else time_major
+  num_axes = rnn.cell.num_feature_axes
+  if time_major or jnp.ndim(x) < num_axes + 2:
+    kind = type(rnn.cell).__name__
+    raise ValueError(
+      f'RNN runs over sequences [N, time, ...] within a row, got {jnp.shape(x)}'
+      f'{" and time_major" if time_major else ""}, where the rows N would be '
+      f'taken for time; to remember the rows of an episode, give the {kind} '
+      'without RNN'
+    )
+
+
 @functools.cache
 def _switched(cls: type) -> type:
-  """A kind of `nnx.BatchNorm` that runs as the pass has it."""
+  """A kind of `nnx.BatchNorm` or `nnx.RNN` that runs as the pass has it."""
+  if issubclass(cls, nnx.RNN):
+
+    class RNN(cls):
+      def __call__(self, inputs, *args, time_major=None, **kwargs):
+        _check_time(self, inputs, time_major)
+        return super().__call__(inputs, *args, time_major=time_major, **kwargs)
+
+    return RNN
 
   class BatchNorm(cls):
     def __call__(self, x, use_running_average=None, *, mask=None):
@@ -231,9 +253,11 @@ def _switched(cls: type) -> type:
   return BatchNorm
 
 
-def _batch_norm(next_method, args, kwargs, context):
-  """Runs what has `use_running_average` as the pass has it."""
+def _intercept(next_method, args, kwargs, context):
+  """Runs what has `use_running_average` as the pass has it; looks at RNNs."""
   module = context.module
+  if isinstance(module, linen.RNN) and context.method_name == '__call__':
+    _check_time(module, args[0], kwargs.get('time_major'))
   is_norm = hasattr(module, 'use_running_average')
   if not is_norm or context.method_name != '__call__':
     return next_method(*args, **kwargs)

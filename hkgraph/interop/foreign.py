@@ -39,12 +39,14 @@ class ForeignModule(hk.Module):
     Raises:
       ValueError: If the axes in front are not those of the rows, or the output
         size cannot be inferred.
+      TypeError: If there are parameters that no gradient can train.
     """
     rows = _rows()
     is_sequence = rows is not None and rows.is_sequence
     _check_lead(self.name, x, rows)
     row = jax.tree.map(lambda x: x[0], x) if is_sequence else x
     shapes, structure = hosting.inspect_host(self._host, row)
+    _check_trainable(self._host.title, shapes.params)
     variables, latest = self._variables(shapes, row)
     initial = self._initial(structure, variables, shapes, row)
     draws = hosting.check_and_probe(
@@ -95,6 +97,7 @@ class ForeignModule(hk.Module):
     variables = variables.replace(cache=cache)
     memory = self._host.initial_memory(structure, variables, row)
     if jax.tree.leaves(memory):
+      _check_memory(self._host.title, memory, row)
       initial['memory'] = memory
     return _strong(initial)
 
@@ -231,6 +234,29 @@ def _check_lead(name: str, x: Any, rows: stateful.Rows | None) -> None:
     raise ValueError(
       f'`{name}` needs arrays with {wanted}, got {shapes}; it takes sequences '
       'as they are, without `hk.BatchApply`'
+    )
+
+
+def _check_trainable(title: str, params: dict[str, Any]) -> None:
+  wrong = {
+    name: str(x.dtype)
+    for name, x in params.items()
+    if not jnp.issubdtype(x.dtype, jnp.inexact)
+  }
+  if wrong:
+    raise TypeError(
+      f'{title} has parameters that no gradient can train, {wrong}; keep them '
+      'as a constant or as another kind of variable'
+    )
+
+
+def _check_memory(title: str, memory: Any, row: Any) -> None:
+  size = jax.tree.leaves(row)[0].shape[0]
+  shapes = [jnp.shape(x) for x in jax.tree.leaves(memory)]
+  if any(shape[:1] != (size,) for shape in shapes):
+    raise ValueError(
+      f'the carry of {title} must be [B, ...] on every leaf at the beginning, '
+      f'got the shapes {shapes} for B = {size}'
     )
 
 

@@ -414,6 +414,15 @@ class InsideTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'keep the shapes and dtypes'):
       cases.start(make, agreement.rows((4,))[0])
 
+  def test_memory_belongs_to_elements(self):
+    make = _nnx(
+      lambda rngs: nnx.Linear(4, 4, rngs=rngs),
+      call=lambda module, carry, x: (carry, x),
+      initial_carry=lambda module, x: jnp.zeros(4),
+    )
+    with self.assertRaisesRegex(ValueError, r'got the shapes \[\(4,\)\] for B'):
+      cases.start(make, agreement.rows((4,))[0])
+
   def test_sequences_within_a_row(self):
     for make in (
       _nnx(lambda rngs: nnx.RNN(nnx.GRUCell(4, 5, rngs=rngs))),
