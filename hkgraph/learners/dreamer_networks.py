@@ -57,7 +57,8 @@ def make_networks(
       row = jax.tree.map(lambda x: x[None], observation)
       batch_size = jax.tree.leaves(row)[0].shape[1]
       is_first = jnp.ones((1, batch_size), bool)
-      action = jnp.zeros((1, batch_size, heads.encoded_size(action_spec)))
+      size = heads.encoded_size(action_spec)
+      action = jnp.zeros((1, batch_size, size), jnp.float32)
       state = model.initial(batch_size)
       observed = model.observe(state, row, action, is_first, key)
       model.decode(observed.features)

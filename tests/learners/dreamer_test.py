@@ -664,6 +664,26 @@ class KindsTest(parameterized.TestCase):
     chex.assert_trees_all_equal_dtypes(stored, timestep.observation)
 
 
+class DtypeTest(absltest.TestCase):
+  def test_a_process_with_64_bits(self):
+    with jax.enable_x64(True):
+      spec = specs.Array((), np.float64)
+      agent = dreamer.make_dreamer(spec, ACTION, CONFIG)
+      row = timesteps(jnp.zeros(2, spec.dtype), [FIRST] * 2)
+      carry = agent.initial_carry(2)
+      state = jax.eval_shape(agent.init, jax.random.key(0), row)
+      _, after = jax.eval_shape(
+        agent.act,
+        state.params,
+        types.NetworkState(carry=carry, statistics={}),
+        jax.random.key(0),
+        row,
+      )
+    chex.assert_trees_all_equal_shapes_and_dtypes(after.carry, carry)
+    for x in jax.tree.leaves((state.params, carry)):
+      self.assertEqual(x.dtype, jnp.float32)
+
+
 class WrongInputTest(parameterized.TestCase):
   def test_several_rewards(self):
     row = timesteps(jnp.zeros(2), [FIRST] * 2)
