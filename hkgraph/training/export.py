@@ -28,6 +28,7 @@ depends neither on the batch size nor on its neighbours.
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from typing import Any
@@ -42,7 +43,7 @@ from hkgraph.learners import agent as agent_lib
 from hkgraph.training import algorithms, policy_file, run_folder
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
-
+_KNOWN_PLATFORMS = (*PLATFORMS, 'rocm')
 
 Step = Callable[..., tuple[types.ArrayTree, types.ArrayTree]]
 InitialCarry = Callable[[int, jax.Array], types.ArrayTree]
@@ -94,7 +95,7 @@ def export_policy(
       a spec of `dm_env`, an array or `jax.ShapeDtypeStruct`, or a dict, list
       or tuple of them.
     sampled: What the header says of the actions; `step` decides.
-    platforms: What the file runs on.
+    platforms: What the file runs on: some of cpu, cuda, tpu and rocm.
     metadata: Anything that JSON can hold, for the header.
 
   Returns:
@@ -104,11 +105,15 @@ def export_policy(
     FileExistsError: If there is something at `path`.
     FileNotFoundError: If there is no such folder.
     ImportError: If `flatbuffers` is not installed.
-    ValueError: If a leaf of the carry has no batch axis, or the metadata is
-      nothing that JSON can hold.
+    TypeError: If the observation has leaves without shape and dtype.
+    ValueError: If `platforms` are not of those; if a leaf of the carry or the
+      action has no batch axis, `step` gives another carry than it takes, or
+      the metadata is nothing that JSON can hold.
   """
   path = _check_free(path)
   _check_flatbuffers()
+  _check_platforms(platforms)
+  _check_observation(observation)
   one = _OnePolicy(step, initial_carry, params)
   (batch,) = jax.export.symbolic_shape('batch')
 
@@ -123,6 +128,7 @@ def export_policy(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), observation
   )
   carry = jax.eval_shape(one.initial, seed)
+  one.check_step(shape)
   action, _ = jax.eval_shape(one.step, carry, shape, flag)
   with _without_source_paths():
     blobs = {
@@ -247,9 +253,15 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
   Raises:
     FileNotFoundError: If there is no such file.
     ImportError: If `flatbuffers` is not installed.
+    IsADirectoryError: If it is a folder.
     ValueError: If the file is damaged, something else, or of a newer version,
       or if this JAX cannot read what is in it.
   """
+  if pathlib.Path(path).is_dir():
+    raise IsADirectoryError(
+      f'{str(path)!r} is a folder, not the file of a policy; write one from a '
+      f'run with: hkgraph export {path} policy.hkg'
+    )
   header, blobs = policy_file.read(path)
   _check_flatbuffers()
   try:
@@ -281,8 +293,33 @@ class _OnePolicy:
           f'batch size 1, carry{jax.tree_util.keystr(path)} has shape '
           f'{leaf.shape}'
         )
+    self._carry = carry
     leaves, self._structure = jax.tree.flatten(carry)
     self._impls = [_key_impl(x.dtype) for x in [*leaves, key]]
+
+  def check_step(self, observation):
+    """Checks that the carry goes round, and that actions have the batch."""
+    observation, is_first = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype),
+      (observation, jax.ShapeDtypeStruct((), jnp.bool_)),
+    )
+    step = functools.partial(self._step, self._params)
+    key = jax.random.key(0)
+    action, carry = jax.eval_shape(
+      step, self._carry, key, observation, is_first
+    )
+    given, wanted = (_describe(c) for c in (carry, self._carry))
+    if given != wanted or jax.tree.structure(carry) != self._structure:
+      raise ValueError(
+        '`step` must give a carry like the one it takes, or a second step '
+        f'cannot follow; for batch size 1 it takes {wanted} and gives {given}'
+      )
+    actions = jax.tree.leaves(action)
+    if not actions or any(x.shape[:1] != (1,) for x in actions):
+      raise ValueError(
+        '`step` must give actions [B, ...]; for batch size 1 it gives '
+        f'{_describe(action)}'
+      )
 
   def initial(self, seed):
     key, carry_key = jax.random.split(jax.random.key(seed))
@@ -362,6 +399,25 @@ def _check_free(path: str | os.PathLike[str]) -> pathlib.Path:
       f'{str(path.parent)!r}; make it first'
     )
   return path
+
+
+def _check_platforms(platforms: Any) -> None:
+  is_list = isinstance(platforms, tuple | list)
+  if not is_list or not platforms or {*platforms} - {*_KNOWN_PLATFORMS}:
+    raise ValueError(
+      f'`platforms` must be a tuple of some of {_KNOWN_PLATFORMS}, got '
+      f'{platforms!r}'
+    )
+
+
+def _check_observation(observation: Any) -> None:
+  for path, leaf in jax.tree_util.tree_leaves_with_path(observation):
+    if not hasattr(leaf, 'shape') or not hasattr(leaf, 'dtype'):
+      raise TypeError(
+        '`observation` must be specs or arrays, such as '
+        '`env.observation_spec()`, got '
+        f'observation{jax.tree_util.keystr(path)} = {leaf!r}'
+      )
 
 
 def _check_flatbuffers() -> None:

@@ -391,11 +391,47 @@ class PureFunctionsTest(parameterized.TestCase):
     (dict(metadata={'x': object()}), 'must be JSON'),
     (dict(metadata={'x': float('nan')}), 'must be JSON'),
     (dict(initial=lambda b, k: {'h': jnp.zeros(3)}), r"carry\['h'\] has shape"),
+    (dict(platforms='cpu'), "must be a tuple of .*'cuda'.*, got 'cpu'"),
+    (dict(platforms=('gpu',)), r"must be a tuple of .*, got \('gpu',\)"),
+    (dict(platforms=()), 'must be a tuple of'),
   )
   def test_wrong_arguments(self, kwargs, message):
     with self.assertRaisesRegex(ValueError, message):
       self._export(**kwargs)
     self.assertEmpty(list(self.dir.iterdir()))
+
+  @parameterized.parameters(
+    (lambda x: (x, x.astype(jnp.int32)), '(?s)carry like the one .*int32'),
+    (lambda x: (x, {'h': x}), 'carry like the one it takes'),
+    (lambda x: (jnp.sum(x), x), r'give actions \[B, ...\]'),
+    (lambda x: ((), x), r'give actions \[B, ...\]'),
+  )
+  def test_steps_that_no_second_step_can_follow(self, step, message):
+    with self.assertRaisesRegex(ValueError, message):
+      export.export_policy(
+        self.path,
+        lambda params, carry, key, observation, is_first: step(carry),
+        lambda batch_size, key: jnp.zeros((batch_size, 2)),
+        None,
+        jnp.zeros(3),
+      )
+    self.assertEmpty(list(self.dir.iterdir()))
+
+  def test_an_observation_without_shape(self):
+    with self.assertRaisesRegex(TypeError, r"observation\['x'\] = 3.0"):
+      export.export_policy(
+        self.path,
+        lambda params, carry, key, observation, is_first: (observation, carry),
+        lambda batch_size, key: (),
+        None,
+        {'x': 3.0},
+      )
+
+  def test_a_folder_is_no_policy(self):
+    with self.assertRaisesRegex(
+      IsADirectoryError, 'is a folder, .* hkgraph ex'
+    ):
+      export.load_policy(self.dir)
 
   def test_without_a_folder(self):
     self.path = self.dir / 'missing' / 'policy.hkg'
