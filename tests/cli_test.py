@@ -12,6 +12,7 @@ import tempfile
 from unittest import mock
 
 from absl.testing import absltest, parameterized
+import pytest
 
 import hkgraph
 from hkgraph import cli
@@ -208,6 +209,7 @@ class ImagineTest(absltest.TestCase):
     self.assertEqual((code, out), (2, ''))
     self.assertRegex(err, rf'\Ahkgraph: [^\n]*{expected}[^\n]*\n\Z')
 
+  @pytest.mark.heavy
   def test_draws_an_episode_and_tells_the_errors(self):
     picture = self.dir / 'episode.png'
     argv = ('imagine', self.run_dir, '--output', picture, '--context', 3)
@@ -245,7 +247,7 @@ class ImagineTest(absltest.TestCase):
     bare.mkdir()
     config = (self.run_dir / 'config.json').read_text()
     (bare / 'config.json').write_text(config)
-    self._fails('weights.npz', bare, '--output', self.dir / 'no.png')
+    self._fails('no weights', bare, '--output', self.dir / 'no.png')
     code, _, err = _run(
       *('train', 'delayed_recall', *_SMALL, '--eval-episodes', 0),
       *('--run-dir', plain),
@@ -262,6 +264,7 @@ class TrainTest(parameterized.TestCase):
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     self.addCleanup(signal.signal, signal.SIGINT, handler)
 
+  @pytest.mark.heavy
   def test_train_eval_and_show_one_run(self):
     run = self.dir / 'run'
     code, out, err = _run(
@@ -307,6 +310,7 @@ class TrainTest(parameterized.TestCase):
     self.assertEqual(code, 2)
     self.assertRegex(err, r'\Ahkgraph: no weights in [^\n]*\n\Z')
 
+  @pytest.mark.heavy
   def test_an_environment_by_its_name(self):
     run = self.dir / 'run'
     code, out, err = _run(
@@ -322,6 +326,7 @@ class TrainTest(parameterized.TestCase):
     self.assertEqual((code, err), (0, ''))
     self.assertIn('(5 sampled episodes)', out)
 
+  @pytest.mark.heavy
   def test_a_task_with_another_algorithm(self):
     run = self.dir / 'run'
     code, out, err = _run(
@@ -332,6 +337,7 @@ class TrainTest(parameterized.TestCase):
     spec = tasks.find('delayed_recall', 'pqn').network()
     self.assertEqual(_run('show', run)[1], spec.summary() + '\n')
 
+  @pytest.mark.heavy
   def test_ctrl_c_ends_with_130_and_says_how_to_go_on(self):
     def press(logger, row):
       if row['update'] == 1:

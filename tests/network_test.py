@@ -7,6 +7,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import hkgraph as hg
 
@@ -72,6 +73,7 @@ def _assert_close(a, b, **kwargs):
 
 class NetworkTest(parameterized.TestCase):
   @parameterized.parameters('sequence', 'scan')
+  @pytest.mark.heavy
   def test_apply_and_unroll_agree(self, unroll):
     spec = everything_graph()
     network = hg.transform(lambda x: hg.Graph(spec)(x), unroll=unroll)
@@ -122,6 +124,7 @@ class NetworkTest(parameterized.TestCase):
         atol=1e-6,
       )
 
+  @pytest.mark.heavy
   def test_carries_of_different_ages_stack(self):
     network = hg.graph_network(everything_graph())
     inputs, is_first = _rows(num_rows=9, batch_size=1)
@@ -154,6 +157,7 @@ class NetworkTest(parameterized.TestCase):
         atol=1e-6,
       )
 
+  @pytest.mark.heavy
   def test_leaks_gradients_remat_and_one_compilation(self):
     spec = everything_graph()
     inputs, is_first = _rows()
@@ -183,6 +187,7 @@ class NetworkTest(parameterized.TestCase):
     _, state = unroll(params, state, None, inputs, is_first)
     unroll(params, state, None, inputs, is_first)
 
+  @pytest.mark.heavy
   def test_vmap_over_seeds(self):
     network = hg.graph_network(everything_graph())
     inputs, is_first = _rows()
@@ -310,6 +315,7 @@ class NetworkTest(parameterized.TestCase):
 
 
 class PolicyNetworkTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_outputs(self):
     network = hg.policy_network(
       everything_graph(), specs.DiscreteArray(2), normalize=True
@@ -328,6 +334,7 @@ class PolicyNetworkTest(parameterized.TestCase):
       2,
     )
 
+  @pytest.mark.heavy
   def test_dicts(self):
     graph = hg.PopulationGraph()
     graph.add_input('eye', 3, input_from='x')

@@ -4,6 +4,7 @@ import pathlib
 import re
 
 from absl.testing import absltest, parameterized
+import pytest
 
 README = pathlib.Path(__file__).parents[1] / 'README.md'
 SCHEDULE = README.parent / 'examples' / 'schedule.md'
@@ -21,6 +22,7 @@ class ReadmeTest(parameterized.TestCase):
     self.assertLen(BLOCKS, 6)
 
   @parameterized.parameters(range(len(BLOCKS)))
+  @pytest.mark.heavy
   def test_block_runs(self, number):
     names = {'__name__': 'readme'}
     exec(compile(BLOCKS[number], f'README block {number}', 'exec'), names)
@@ -33,6 +35,7 @@ class ReadmeTest(parameterized.TestCase):
 
 
 class ScheduleTest(absltest.TestCase):
+  @pytest.mark.heavy
   def test_page_runs_and_shows_what_it_prints(self):
     names = {'__name__': 'page'}
     for number, text in enumerate(_blocks(SCHEDULE)):

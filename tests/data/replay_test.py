@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import types
 from hkgraph.data import replay
@@ -52,6 +53,7 @@ def filled(capacity, batch, *chunks):
 
 class AddTest(chex.TestCase):
   @hypothesis.given(**SIZES)
+  @pytest.mark.heavy
   def test_agrees_with_a_ring_in_numpy(self, num_rows, batch, chunks):
     stored = replay.empty(row_like(batch), num_rows * batch)
     ring = jax.tree.map(lambda x: np.array(x), stored.rows)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph.graph import builder, core, parameters
@@ -181,6 +182,7 @@ def _in_numpy(spec, table):
 class InterpreterTest(OnAPath):
   @_settings(6)
   @hypothesis.given(data=st.data(), seed=st.integers(0, 2**16))
+  @pytest.mark.heavy
   def test_random_graphs_agree(self, data, seed):
     transforms = data.draw(st.sampled_from([(), (_linear, _bent)]))
     spec = data.draw(random_graphs.specs(transforms=transforms))
@@ -213,6 +215,7 @@ class InterpreterTest(OnAPath):
         np.testing.assert_allclose(looped[key], value, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(unrolled[key], value, rtol=1e-4, atol=1e-4)
 
+  @pytest.mark.heavy
   def test_custom_transforms_and_populations(self):
     class Gate(core.Connection):
       def __call__(self, x):
@@ -400,6 +403,7 @@ class GraphCoreTest(OnAPath):
 class ParametersTest(OnAPath):
   @_settings(4)
   @hypothesis.given(spec=random_graphs.specs(), seed=st.integers(0, 99))
+  @pytest.mark.heavy
   def test_round_trip(self, spec, seed):
     network = self.network(spec)
     inputs = random_graphs.inputs_of(spec, (1,), seed)

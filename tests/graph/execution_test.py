@@ -7,6 +7,7 @@ from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import hkgraph as hg
 
@@ -112,6 +113,7 @@ class ProgramTest(parameterized.TestCase):
     self.assertLess(memory.temp_size_in_bytes, 8 * row * (num_rows + longest))
     self.assertGreater(longest * num_rows, 2 * 8 * (num_rows + longest))
 
+  @pytest.mark.heavy
   def test_a_step_copies_no_history(self):
     for delay in (8, 64):
       spec = _many(6, size=8, max_delay=delay, seed=delay)
@@ -134,6 +136,7 @@ class ProgramTest(parameterized.TestCase):
       copied = rf'f32\[16,{length},6,8\]\S* copy\('
       self.assertEmpty(re.findall(copied, compiled.as_text()))
 
+  @pytest.mark.heavy
   def test_carries_of_unlike_age_stack(self):
     spec = _many(5, max_delay=4)
     network = hg.graph_network(spec)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph.graph import builder, core, labels, parameters
@@ -105,6 +106,7 @@ class LabelsTest(parameterized.TestCase):
       },
     )
 
+  @pytest.mark.heavy
   def test_labels_fit_the_table_of_connections_in_optax(self):
     table = table_of(make_params())
     tree = labels.connection_labels(

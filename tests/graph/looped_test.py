@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import hkgraph as hg
 from hkgraph.graph import products, schedule
@@ -94,6 +95,7 @@ class PathsTest(parameterized.TestCase):
   @hypothesis.given(
     data=st.data(), seed=st.integers(0, 2**16), small=st.booleans()
   )
+  @pytest.mark.heavy
   def test_random_graphs(self, data, seed, small):
     spec = data.draw(random_graphs.specs(max_delay=4))
     is_first = data.draw(random_graphs.boundaries(6, 2))
@@ -106,6 +108,7 @@ class PathsTest(parameterized.TestCase):
 
   @hypothesis.settings(max_examples=2)
   @hypothesis.given(data=st.data(), seed=st.integers(0, 2**16))
+  @pytest.mark.heavy
   def test_random_graphs_in_bfloat16(self, data, seed):
     spec = data.draw(random_graphs.specs(max_delay=3))
     is_first = data.draw(random_graphs.boundaries(5, 2))
@@ -118,6 +121,7 @@ class PathsTest(parameterized.TestCase):
     self.assertEqual(dtypes, {jnp.dtype(jnp.bfloat16)})
     _assert_close(got, wanted, 0.1)
 
+  @pytest.mark.heavy
   def test_members_of_one_bucket_that_read_unlike_groups(self):
     # With a single bucket the first member has padding where others read.
     graph = hg.PopulationGraph()

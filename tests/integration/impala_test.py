@@ -36,6 +36,7 @@ class ImpalaTest(parameterized.TestCase):
 
   @pytest.mark.slow
   @parameterized.parameters('graph', 'lstm')
+  @pytest.mark.heavy
   def test_learns(self, core):
     before, after = _load().train(core, 400)
     self.assertLess(before, 0)

@@ -135,6 +135,7 @@ class InsideTest(parameterized.TestCase):
     cases.check_stepped_as_unrolled(cases.network(make), x, is_first)
 
   @parameterized.parameters(eqx.nn.GRUCell, eqx.nn.LSTMCell)
+  @pytest.mark.heavy
   def test_recurrent_cells_are_reset(self, kind):
     make = _from(lambda in_features, key: kind(in_features, 5, key=key))
     x, is_first = agreement.rows((4,))
@@ -184,6 +185,7 @@ class InsideTest(parameterized.TestCase):
     np.testing.assert_allclose(variance, 1.3 * rows.var(0), rtol=1e-4)
 
   @parameterized.parameters(1, 2, 4)
+  @pytest.mark.heavy
   def test_ratio_is_one(self, num_minibatches):
     cases.check_ratio(_EVERYTHING, num_minibatches)
 
@@ -313,6 +315,7 @@ class OutsideTest(parameterized.TestCase):
     x = jnp.arange(3.0)
     np.testing.assert_array_equal(first(x), second(x))
 
+  @pytest.mark.heavy
   def test_statistics_stay_frozen(self):
     network = hg.transform(lambda x: hk.Linear(2)(hg.Normalizer()(x)))
     x = np.random.default_rng(0).normal(5, 2, (6, 8, 3)).astype(np.float32)
@@ -342,6 +345,7 @@ class OutsideTest(parameterized.TestCase):
       np.testing.assert_array_equal, trained.statistics, state.statistics
     )
 
+  @pytest.mark.heavy
   def test_a_carry_has_no_place(self):
     for network in (
       hg.graph_network(_graph(delay=1)),

@@ -134,6 +134,7 @@ class RoundTripTest(parameterized.TestCase):
     return nir.read(path)
 
   @parameterized.parameters(range(6))
+  @pytest.mark.heavy
   def test_random_graphs(self, seed):
     spec = _random_graph(seed)
     params = _random_params(spec, seed)

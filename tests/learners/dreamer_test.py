@@ -10,6 +10,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph import types
@@ -148,6 +149,7 @@ class UpdateTest(parameterized.TestCase):
       )
       self.assertGreater(max(jax.tree.leaves(moved)), 0, name)
 
+  @pytest.mark.heavy
   def test_each_update_counts(self):
     states, _, metrics = zip(*trainer().history, strict=True)
     self.assertEqual([int(s.num_updates) for s in states], [0, 1, 2, 3, 4, 5])
@@ -357,6 +359,7 @@ class ModelLossTest(parameterized.TestCase):
     one, two = run_loss(rows), run_loss(other)
     chex.assert_trees_all_equal(one[2], two[2])
 
+  @pytest.mark.heavy
   def test_burn_in_has_no_gradient(self):
     _, gradient, _ = run_loss(hand_made())
     np.testing.assert_array_equal(gradient[0], 0)
@@ -528,6 +531,7 @@ class ActTest(parameterized.TestCase):
       features, observed.features, rtol=1e-4, atol=1e-5
     )
 
+  @pytest.mark.heavy
   def test_what_is_foreseen_of_rows_that_were_seen(self):
     """More context changes no row that both have seen, but later ones."""
     agent = trainer().agent
@@ -604,6 +608,7 @@ KINDS = {
 
 class KindsTest(parameterized.TestCase):
   @parameterized.parameters(*KINDS)
+  @pytest.mark.heavy
   def test_acts_and_learns(self, name):
     observation_spec, action_spec, core, settings = KINDS[name]
     # One trajectory is enough for a gradient step.

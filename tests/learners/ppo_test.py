@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph import types
@@ -170,6 +171,7 @@ class UpdateTest(chex.TestCase):
     )
 
   @chex.variants(with_jit=True, without_jit=True)
+  @pytest.mark.heavy
   def test_numbers(self):
     agent = ppo.make_ppo(fakes.memoryless(), self.config)
     trajectory = case_a(self.ratio, self.x, self.action)
@@ -251,6 +253,7 @@ class ReplayTest(parameterized.TestCase):
     (graph_network, 2),
     (fakes.memoryless, 2),
   )
+  @pytest.mark.heavy
   def test_ratio_is_one_before_the_first_step(self, network, num_minibatches):
     rollout = trainer(network).rollout
     update = trainer(network, num_minibatches=num_minibatches).update
@@ -294,6 +297,7 @@ class ReplayTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(fakes.recurrent, fakes.memoryless)
+  @pytest.mark.heavy
   def test_last_rows_do_not_count(self, network):
     state, trajectory = before_second_update(network)
     timestep = trajectory.timestep
@@ -487,6 +491,7 @@ class NonFiniteTest(parameterized.TestCase):
 
 class TransformationsTest(parameterized.TestCase):
   @parameterized.parameters(fakes.recurrent, graph_network)
+  @pytest.mark.heavy
   def test_four_seeds_at_once_are_four_single_ones(self, network):
     t = trainer(network)
     keys = jax.random.split(jax.random.key(1), 4)
@@ -501,6 +506,7 @@ class TransformationsTest(parameterized.TestCase):
     )
 
   @parameterized.parameters((fakes.memoryless, None), (fakes.recurrent, 0.01))
+  @pytest.mark.heavy
   def test_compiles_once_and_may_be_donated(self, network, target_kl):
     config = dataclasses.replace(CONFIG, target_kl=target_kl)
     t = Trainer(network(), config)
@@ -521,6 +527,7 @@ class TransformationsTest(parameterized.TestCase):
     self.assertEqual(train_step._cache_size(), 1)
     self.assertEqual(learner_state.num_updates, 3)
 
+  @pytest.mark.heavy
   def test_one_environment(self):
     t = trainer(fakes.recurrent, num_envs=1, num_minibatches=1)
     learner_state, actor_state = t.start(jax.random.key(0))
@@ -578,6 +585,7 @@ class LearningTest(absltest.TestCase):
 
 
 class OptimizerTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_another_one_steps_instead(self):
     state, trajectory = before_second_update(fakes.memoryless)
     optimizer = optax.set_to_zero()

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph import types
@@ -315,6 +316,7 @@ class ReplayTest(parameterized.TestCase):
   @parameterized.parameters(
     (recurrent, 1), (recurrent, 4), (graph_network, 2), (memoryless, 2)
   )
+  @pytest.mark.heavy
   def test_values_are_those_of_the_actor(self, network, num_minibatches):
     rollout = trainer(network).rollout
     update = trainer(network, num_minibatches=num_minibatches).update
@@ -352,6 +354,7 @@ class ReplayTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(recurrent, memoryless)
+  @pytest.mark.heavy
   def test_last_rows_do_not_count(self, network):
     state, trajectory = before_second_update(network)
     timestep = trajectory.timestep
@@ -465,6 +468,7 @@ class HeadsTest(parameterized.TestCase):
     state = agent.init(jax.random.key(3), row)
     return jax.jit(agent.update)(state, trajectory)
 
+  @pytest.mark.heavy
   def test_one_head_is_no_head(self):
     t = trainer(memoryless, max_grad_norm=None)
     row = jax.tree.map(lambda x: x[0], self.plain.timestep)

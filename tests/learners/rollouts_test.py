@@ -4,6 +4,7 @@ import re
 
 from absl.testing import absltest
 import jax
+import pytest
 
 import hkgraph as hg
 from hkgraph.envs import bodies, wrappers
@@ -60,6 +61,7 @@ def _program(num_bodies):
 
 
 class ManyHeadsTest(absltest.TestCase):
+  @pytest.mark.heavy
   def test_all_heads_are_computed_together(self):
     few, many = (_program(n) for n in (2, 6))
     costly = [len(re.findall(_COSTLY, text)) for text in (few, many)]

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.losses import dreamer
 
@@ -419,6 +420,7 @@ class ActorLossTest(chex.TestCase):
       metrics['advantage_magnitude'], 5 / 1.5, rtol=1e-5
     )
 
+  @pytest.mark.heavy
   def test_gradient_is_that_of_reinforce_without_entropy_bonus(self):
     logits = jax.random.normal(jax.random.key(0), (3, 2, 4))
     action = jnp.asarray([[0, 1], [2, 3], [1, 1]])

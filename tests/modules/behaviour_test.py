@@ -7,6 +7,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.modules import behaviour, distributions
 
@@ -71,6 +72,7 @@ class ActorTest(parameterized.TestCase):
     )
     self.assertEqual(policy.log_prob(action).shape, (3, 2))
 
+  @pytest.mark.heavy
   def test_gradients_beside_padding_are_finite(self):
     module = hk.without_apply_rng(
       hk.transform(lambda x: behaviour.Actor(SEVERAL, [])(x))
@@ -112,6 +114,7 @@ class ActorTest(parameterized.TestCase):
     np.testing.assert_array_equal(one.loc, two.loc)
     np.testing.assert_array_equal(one.scale, two.scale)
 
+  @pytest.mark.heavy
   def test_a_dict_of_heads(self):
     spec = {'mouth': DISCRETE, 'arm': BODY, 'legs': SEVERAL}
     params, policy = of(lambda: behaviour.Actor(spec, [6], unimix=0.5))
@@ -125,6 +128,7 @@ class ActorTest(parameterized.TestCase):
     action = distributions.sample(policy, jax.random.key(0))
     self.assertEqual(action['arm'].shape, (3, 2, 2))
 
+  @pytest.mark.heavy
   def test_policies_of_bfloat16_are_float32(self):
     features = jnp.ones((2, 5), jnp.bfloat16)
     module = hk.without_apply_rng(

@@ -7,6 +7,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.modules import decoders
 
@@ -180,6 +181,7 @@ class DecoderTest(chex.TestCase):
     self.assertGreater(bright, 200)
     self.assertLess(dark, 55)
 
+  @pytest.mark.heavy
   def test_half_precision(self):
     apply, params, x = _make(SPEC, dtype=jnp.bfloat16)
     chex.assert_type(jax.tree.leaves(params), jnp.bfloat16)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph.modules import delay as delay_lib
@@ -34,6 +35,7 @@ class DelayTest(parameterized.TestCase):
     rate=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 2**16),
   )
+  @pytest.mark.heavy
   def test_any_cut_into_sequences(self, delay, lengths, rate, seed):
     network = network_lib.transform(lambda x: delay_lib.Delay(delay, 7)(x))
     rng = np.random.default_rng(seed)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.modules import distributions
 
@@ -100,6 +101,7 @@ class TanhNormalTest(chex.TestCase):
         rtol=1e-5,
       )
 
+  @pytest.mark.heavy
   def test_density_integrates_to_1_over_the_bounds(self):
     policy = tanh_normal(
       jnp.full((20_001, 1), 0.4), jnp.full((20_001, 1), 0.9), (-2,), (4,)

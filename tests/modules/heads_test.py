@@ -7,6 +7,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.modules import distributions, heads, routing
 
@@ -74,6 +75,7 @@ class HeadsTest(chex.TestCase):
     )
 
   @parameterized.parameters((4,), (3, 4))
+  @pytest.mark.heavy
   def test_tanh_normal_with_independent_scale(self, *leading):
     def log_prob(x):
       head = heads.TanhNormalHead(
@@ -319,6 +321,7 @@ class EncodeActionTest(parameterized.TestCase):
     self.assertEqual(heads.encoded_size(spec), 7)
 
   @parameterized.parameters(DISCRETE, SEVERAL, BODY)
+  @pytest.mark.heavy
   def test_reads_what_policies_draw(self, spec):
     size = heads.input_size(spec)
     for lead in ((), (4,), (3, 4)):

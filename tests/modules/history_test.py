@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.modules import history
 
@@ -57,6 +58,7 @@ class OfRowsTest(absltest.TestCase):
     rate=st.sampled_from([0.0, 0.3, 1.0]),
     seed=st.integers(0, 2**16),
   )
+  @pytest.mark.heavy
   def test_against_writing_row_by_row(self, sizes, written, rate, seed):
     num_rows, batch_size, length = sizes
     rng = np.random.default_rng(seed)

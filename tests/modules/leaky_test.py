@@ -6,6 +6,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import hkgraph as hg
 from hkgraph.modules import leaky
@@ -83,6 +84,7 @@ class LeakyTest(chex.TestCase):
     expected = [[(1 - np.exp(-1)) ** 2]]
     np.testing.assert_allclose(out['out'], expected, rtol=1e-6)
 
+  @pytest.mark.heavy
   def test_steps_and_sequences_agree_in_a_loop(self):
     graph = hg.PopulationGraph()
     graph.add_input('in_', 3, input_from='x')

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph.modules import delay as delay_lib
@@ -66,6 +67,7 @@ class MomentsTest(parameterized.TestCase):
     offset=st.sampled_from([0, -50, 3000]),
     seed=st.integers(0, 2**16),
   )
+  @pytest.mark.heavy
   def test_any_partition_gives_the_moments_of_all(self, sizes, offset, seed):
     rng = np.random.default_rng(seed)
     sets = [offset + 3 * rng.standard_normal((n, 2)) for n in sizes]

@@ -6,6 +6,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.modules import perceptron
 
@@ -58,6 +59,7 @@ class PerceptronTest(chex.TestCase):
     np.testing.assert_array_equal(net.apply(params, x), x)
 
   @parameterized.parameters(jnp.bfloat16, jnp.float32)
+  @pytest.mark.heavy
   def test_dtype(self, dtype):
     net = _transform((4, 3))
     x = jnp.ones((2, 3), dtype)

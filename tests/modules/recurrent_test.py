@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import hkgraph as hg
 from hkgraph.modules import encoders, encoding, recurrent, transformer
@@ -124,6 +125,7 @@ class RecurrentEncoderTest(parameterized.TestCase):
     self.assertEqual(y.shape, (7, 3, size))
 
   @parameterized.parameters('lstm', 'graph')
+  @pytest.mark.heavy
   def test_without_jit(self, name):
     make, _ = CORES[name]
     network = hg.transform(
@@ -156,6 +158,7 @@ class RecurrentEncoderTest(parameterized.TestCase):
     self.assertGreater(np.abs(y).max(), 0)
     np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6)
 
+  @pytest.mark.heavy
   def test_one_output_of_a_graph(self):
     spec = _graph()
     make = lambda output: hg.transform(  # noqa: E731

@@ -7,6 +7,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.modules import routing
 
@@ -115,6 +116,7 @@ class RoutingTest(chex.TestCase):
     out = transformed.apply({}, jnp.zeros(shape))
     chex.assert_shape(out, (*shape[:-2], 6))
 
+  @pytest.mark.heavy
   def test_composes_in_a_sequence(self):
     def fn(observation):
       return hk.Sequential(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph.graph import builder, core
@@ -179,6 +180,7 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(set(np.unique(latent)), {0, 1})
     self.assertGreater(np.ptp(latent, axis=0).max(), 0)
 
+  @pytest.mark.heavy
   def test_nothing_passes_a_first_row(self, name):
     model = model_of(name)
     embedding, action_tm1, is_first = data()
@@ -211,6 +213,7 @@ class CoresTest(parameterized.TestCase):
     )
     assert_close(features[0][1:, known], features[1][1:, known])
 
+  @pytest.mark.heavy
   def test_no_gradient_passes_a_first_row(self, name):
     model = model_of(name)
     embedding, action_tm1, is_first = data()
@@ -245,6 +248,7 @@ class CoresTest(parameterized.TestCase):
     )
     chex.assert_trees_all_equal(params, dirty)
 
+  @pytest.mark.heavy
   def test_imagination_goes_on_as_observing_would(self, name):
     model, observed = model_of(name), model_of(name).observed
     _, action_tm1, is_first = data()
@@ -285,6 +289,7 @@ class LatentsTest(parameterized.TestCase):
       np.testing.assert_allclose(latents.probs.min(), 0.1, rtol=1e-4)
       np.testing.assert_allclose(latents.probs.max(), 0.8, rtol=1e-3)
 
+  @pytest.mark.heavy
   def test_latents_are_drawn_by_the_key(self):
     init, fns = make(CORES['gated'], unimix=0.5)
     rows = data()

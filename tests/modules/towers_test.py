@@ -6,6 +6,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import hkgraph as hg
 from hkgraph.modules import encoders, recurrent, towers, transformer
@@ -72,6 +73,7 @@ class ActorCriticTest(parameterized.TestCase):
     ((_graph, _graph), 2),
     ((_graph, _mlp), 1),
   )
+  @pytest.mark.heavy
   def test_apply_and_unroll_agree(self, make, num_carries):
     network = _actor_critic(DISCRETE, towers=make)
     x, is_first = agreement.rows((3,))
@@ -85,6 +87,7 @@ class ActorCriticTest(parameterized.TestCase):
     for head in ('policy_head', 'value_head'):
       np.testing.assert_array_equal(params[f'actor_critic/{head}']['b'], 0)
 
+  @pytest.mark.heavy
   def test_towers_are_apart_or_shared(self):
     x = np.ones((2, 3), np.float32)
     for make, layers in (((_mlp, _mlp), 2), ((_mlp,), 1)):
@@ -162,6 +165,7 @@ class QNetworkTest(parameterized.TestCase):
     _assert_orthogonal(params['q_network/q_head']['w'], 1)
     np.testing.assert_array_equal(params['q_network/q_head']['b'], 0)
 
+  @pytest.mark.heavy
   def test_images(self):
     network = hg.transform(
       lambda x: towers.QNetwork(DISCRETE, encoders.QConvEncoder())(x)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph.modules import delay, encoders, encoding, transformer
@@ -99,6 +100,7 @@ class WindowTest(parameterized.TestCase):
   @parameterized.parameters(
     ((1, 1, 1), 64), ((4, 1, 2), 64), ((4, 1, 1), 2), ((6, 2, 2), 2)
   )
+  @pytest.mark.heavy
   def test_against_windows_one_by_one(self, shape, block):
     context = shape[0]
     num_rows, batch_size = 7, 2
@@ -143,6 +145,7 @@ class WindowTest(parameterized.TestCase):
       check()
 
   @parameterized.parameters((True, (4, 1, 2)), (False, (3, 2, 1)))
+  @pytest.mark.heavy
   def test_in_haiku_state(self, jit, shape):
     network = network_lib.transform(
       lambda x: encoding.Remember(_make(*shape))(x)
@@ -160,6 +163,7 @@ class WindowTest(parameterized.TestCase):
     np.testing.assert_array_equal(window, expected)
 
   @parameterized.parameters((4, 1, 2), (2, 3, 1), (5, 2, 1))
+  @pytest.mark.heavy
   def test_features_depend_on_the_window_and_nothing_else(self, *shape):
     context = shape[0]
     net = hk.without_apply_rng(hk.transform(lambda *args: _make(*shape)(*args)))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.modules import twohot
 
@@ -74,6 +75,7 @@ class BinsTest(parameterized.TestCase):
 
 class TwoHotTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
+  @pytest.mark.heavy
   def test_case_g(self):
     weights = self.variant(lambda x: _weights(x, 5, 2.0))(1.0)
     np.testing.assert_allclose(
@@ -99,6 +101,7 @@ class TwoHotTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
+  @pytest.mark.heavy
   def test_beyond_the_ends(self, dtype):
     def total(logits, value):
       log_prob = twohot.TwoHot(logits).log_prob(value)
@@ -164,6 +167,7 @@ class TwoHotTest(chex.TestCase):
     np.testing.assert_allclose(grad, encoded - probs, atol=1e-5)
 
   @parameterized.parameters(jnp.bfloat16, jnp.float16)
+  @pytest.mark.heavy
   def test_computes_in_float32(self, dtype):
     logits = jax.random.normal(jax.random.key(0), (3, 255)).astype(dtype)
     value = jnp.asarray([-7.0, 0.1, 30.0])
@@ -176,6 +180,7 @@ class TwoHotTest(chex.TestCase):
       self.assertEqual(a.dtype, jnp.float32)
       np.testing.assert_array_equal(a, b)
 
+  @pytest.mark.heavy
   def test_leaves_have_the_axes_of_the_batch(self):
     logits = jax.random.normal(jax.random.key(0), (4, 3, 5))
     distribution = jax.jit(lambda x: twohot.TwoHot(x, 2.0))(logits)
@@ -215,6 +220,7 @@ class TwoHotHeadTest(parameterized.TestCase):
     return net, jax.jit(net.init)(jax.random.key(0), x), x
 
   @parameterized.parameters(255, 254, 41)
+  @pytest.mark.heavy
   def test_is_zero_at_first_and_learns(self, num_bins):
     net, params, x = self._make((8, 7), num_bins=num_bins)
     distribution = net.apply(params, x)

@@ -8,6 +8,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph.modules import rssm, world_model
@@ -147,6 +148,7 @@ class ObservationTest(parameterized.TestCase):
     np.testing.assert_array_equal(prepared['eye'], given['eye'])
 
   @parameterized.parameters(*SPEC)
+  @pytest.mark.heavy
   def test_each_key_is_seen(self, key):
     one, two = observation(), observation()
     changed = observation(seed=3)[key][1]
@@ -168,6 +170,7 @@ class ObservationTest(parameterized.TestCase):
 
 
 class HeadsTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_an_untrained_model_foresees_nothing(self):
     params, fns, _ = model()
     features = observe(observation()).features
@@ -176,6 +179,7 @@ class HeadsTest(parameterized.TestCase):
     np.testing.assert_array_equal(continues.probs, 0.5)
     self.assertEqual(continues.batch_shape, (T, B))
 
+  @pytest.mark.heavy
   def test_decoded_observations(self):
     params, fns, _ = model()
     given = observation()

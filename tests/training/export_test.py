@@ -324,6 +324,7 @@ class PureFunctionsTest(parameterized.TestCase):
       self.assertEqual(got[0], got[2])
       self.assertNotEqual(got[0], got[1])
 
+  @pytest.mark.heavy
   def test_an_agent_of_any_network(self):
     spec = hg.envs.make('delayed_recall').action_spec()
 
@@ -343,6 +344,7 @@ class PureFunctionsTest(parameterized.TestCase):
       action, carry = policy.step(carry, live.observations[t], IS_FIRST[t])
       np.testing.assert_array_equal(action, wanted[t])
 
+  @pytest.mark.heavy
   def test_an_agent_that_keeps_its_last_action(self):
     config = dreamer_config.DreamerConfig(
       size='micro', hidden_size=8, recurrent_size=8, num_latents=2, num_envs=2

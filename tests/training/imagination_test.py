@@ -8,6 +8,7 @@ from dm_env import specs
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.envs import delayed_recall, protocol
 from hkgraph.learners import agent as agent_lib
@@ -152,6 +153,7 @@ class ImagineTest(parameterized.TestCase):
     )
     self.assertEqual(got.errors()['observation/reward'], (0.5, 3.0))
 
+  @pytest.mark.heavy
   def test_seeds_and_samples(self):
     first, same, other = (_imagine(seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(
@@ -180,6 +182,7 @@ class ImagineTest(parameterized.TestCase):
       _imagine(plain)
 
   @parameterized.parameters('float32', 'bfloat16')
+  @pytest.mark.heavy
   def test_an_agent_with_a_world_model(self, dtype):
     config = dreamer.DreamerConfig(
       hidden_size=8,

@@ -14,6 +14,7 @@ from dm_env import specs
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.envs import protocol, wrappers
 from hkgraph.graph import builder
@@ -115,6 +116,7 @@ class LoopTest(parameterized.TestCase):
     self.assertEqual(rows.closed, 1)
     self.assertFalse(result.interrupted)
 
+  @pytest.mark.heavy
   def test_the_schedule_ends_with_the_training(self):
     # Two updates of three steps: Adam's rate falls to 0 after six.
     config = dataclasses.replace(
@@ -133,11 +135,13 @@ class LoopTest(parameterized.TestCase):
     self.assertGreater(rates['fresh'], 0)
     self.assertEqual(rates['ended'], 0)
 
+  @pytest.mark.heavy
   def test_the_same_seed_gives_the_same_training(self):
     a, b, c = (_train(seed=seed).learner_state.params for seed in (1, 1, 2))
     chex.assert_trees_all_equal(a, b)
     self.assertNotEqual(float(a['theta']), float(c['theta']))
 
+  @pytest.mark.heavy
   def test_learns_and_evaluates(self):
     # Action 1 pays x: the mode takes it where theta x is positive.
     config = dataclasses.replace(_CONFIG, learning_rate=0.1)
@@ -148,6 +152,7 @@ class LoopTest(parameterized.TestCase):
     # Episodes have 3.5 transitions, each worth E[max(x, 0)] = 0.4 at best.
     self.assertGreater(result.evaluation.mean, 0)
 
+  @pytest.mark.heavy
   def test_compiles_once(self):
     env, agent = setup.build(fakes.Episodes(), fakes.memoryless(), _CONFIG)
     update, state = setup.make_update(agent, env, _CONFIG, jax.random.key(0))
@@ -200,6 +205,7 @@ class LoopTest(parameterized.TestCase):
     self.assertEmpty(rows.rows)
     self.assertEqual([p.name for p in self.dir.iterdir()], ['note'])
 
+  @pytest.mark.heavy
   def test_nan_in_an_observation_stops_with_the_last_good_state(self):
     # Rows 0..99, 100..199 are whole; the third update meets row 250.
     rows = _Rows()
@@ -248,6 +254,7 @@ class LoopTest(parameterized.TestCase):
     handler = signal.getsignal(signal.SIGINT)
     self.assertIs(handler, signal.default_int_handler)
 
+  @pytest.mark.heavy
   def test_a_second_ctrl_c_raises(self):
     def press(row):
       for _ in range(2):
@@ -274,6 +281,7 @@ class LoopTest(parameterized.TestCase):
 class GraphTest(parameterized.TestCase):
   """Graphs in place of networks, and run folders that can be rebuilt."""
 
+  @pytest.mark.heavy
   def test_a_run_of_a_graph_can_be_rebuilt(self):
     graph = builder.PopulationGraph()
     graph.add_input('sense', 4, input_from='x')
@@ -302,6 +310,7 @@ class GraphTest(parameterized.TestCase):
     self.assertNotEmpty(jax.tree.leaves(agent.initial_carry(2)))
 
   @parameterized.parameters('graph', 'mlp', 'gru')
+  @pytest.mark.heavy
   def test_a_run_of_pqn_can_be_rebuilt(self, kind):
     graph = builder.PopulationGraph()
     graph.add_input('sense', 4, input_from='x')

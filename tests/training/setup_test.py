@@ -45,7 +45,9 @@ class BuildTest(parameterized.TestCase):
     self.assertEmpty(jax.tree.leaves(agent.initial_carry(3)))
     with self.assertRaisesRegex(ValueError, 'policy'):
       setup.build('delayed_recall', _q_graph(q=4), config_lib.PPOConfig())
-    with self.assertRaisesRegex(TypeError, 'PPOConfig or PQNConfig, got {}'):
+    with self.assertRaisesRegex(
+      TypeError, 'PQNConfig or DreamerConfig, got {}'
+    ):
       setup.build('delayed_recall', _q_graph(q=4), {})
 
   @parameterized.parameters(
