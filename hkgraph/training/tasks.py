@@ -219,6 +219,7 @@ _CARTPOLE_DREAMER = dataclasses.replace(
     batch_size=16,
     sequence_length=32,
     capacity=50_000,
+    discount=0.997,
   ),
   total_steps=50_000,
   normalize=False,
