@@ -227,6 +227,7 @@ class ImagineTest(absltest.TestCase):
     self.assertEqual(_run(*argv, '--horizon', 4)[1], out)
     self.assertNotEqual(_run(*argv, '--horizon', 4, '--seed', 1)[1], out)
 
+  @pytest.mark.heavy
   def test_stops_at_the_end_of_the_episode(self):
     with contextlib.chdir(self.dir):
       code, out, _ = _run('imagine', self.run_dir, '--sampled')
@@ -235,6 +236,7 @@ class ImagineTest(absltest.TestCase):
     # The cue, eight rows of delay and the answer's verdict.
     self.assertRegex(out, r'rows +5 observed, 5 foreseen\n')
 
+  @pytest.mark.heavy
   def test_a_context_without_an_end(self):
     argv = (self.run_dir, '--output', self.dir / 'no.png')
     self._fails('a context of at most 9 rows', *argv, '--context', 10)

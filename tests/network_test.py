@@ -100,6 +100,7 @@ class NetworkTest(parameterized.TestCase):
     for leaf in jax.tree.leaves(graph.initial_carry(3)):
       self.assertEqual(leaf.shape[0], 3)
 
+  @pytest.mark.heavy
   def test_evaluation_at_another_batch_size(self):
     network = hg.graph_network(everything_graph())
     inputs, is_first = _rows()
@@ -373,6 +374,7 @@ class PolicyNetworkTest(parameterized.TestCase):
 
 
 class QNetworkTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_outputs(self):
     network = hg.q_network(
       everything_graph(), specs.DiscreteArray(2), q='policy', normalize=True

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.data import minibatches
 
@@ -55,6 +56,7 @@ class PermutedMinibatchesTest(chex.TestCase):
   @hypothesis.given(
     seed=st.integers(0, 2**31), n=st.integers(1, 4), size=st.integers(1, 5)
   )
+  @pytest.mark.heavy
   def test_every_entry_appears_once(self, seed, n, size):
     x = jnp.arange(n * size)
     batch = minibatches.permuted_minibatches(jax.random.key(seed), x, n)

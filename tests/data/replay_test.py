@@ -171,6 +171,7 @@ class EmptyTest(chex.TestCase):
 class SampleTest(chex.TestCase):
   @hypothesis.settings(max_examples=15)
   @hypothesis.given(data=st.data(), seed=st.integers(0, 2**31), **SIZES)
+  @pytest.mark.heavy
   def test_sequences_are_consecutive_and_stored(
     self, data, seed, num_rows, batch, chunks
   ):

@@ -34,6 +34,7 @@ def _by_hand(actions, key, limit=None):
 
 class BreakoutTest(parameterized.TestCase):
   @parameterized.parameters(None, 5)
+  @pytest.mark.heavy
   def test_rows_are_those_of_the_game_played_by_hand(self, limit):
     env = envs.make('pgx:minatar-breakout', max_steps=limit)
     actions = adapters.random_actions(env.action_spec(), 60, 2)
@@ -95,6 +96,7 @@ class NamesTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       envs.make(f'pgx:{name}')
 
+  @pytest.mark.heavy
   def test_2048_ends_with_an_action_that_is_not_legal(self):
     env = envs.make('pgx:2048')
     state, _ = env.reset(jax.random.key(0))

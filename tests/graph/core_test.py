@@ -92,6 +92,7 @@ class DelayTest(OnAPath):
   """Case D."""
 
   @parameterized.parameters('apply', 'unroll')
+  @pytest.mark.heavy
   def test_impulse_and_resets(self, how):
     for delay, first, expected in [
       (2, [0], [0, 0, 1, 2, 3, 4]),
@@ -312,6 +313,7 @@ class NamesTest(OnAPath):
 
 
 class GraphCoreTest(OnAPath):
+  @pytest.mark.heavy
   def test_is_a_haiku_core(self):
     spec = _two_cycle(2)
     x = np.random.default_rng(0).standard_normal((6, 3, 1)).astype(np.float32)
@@ -387,6 +389,7 @@ class GraphCoreTest(OnAPath):
     keyed, _ = network.apply(params, state, None, {'x': x}, no)
     np.testing.assert_array_equal(bare['b'], keyed['b'])
 
+  @pytest.mark.heavy
   def test_bfloat16_throughout(self):
     network = self.network(_two_cycle(2), dtype=jnp.bfloat16)
     x = {'x': jnp.ones((3, 2, 1))}

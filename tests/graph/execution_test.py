@@ -80,6 +80,7 @@ def _primitives(jaxpr):
 
 class ProgramTest(parameterized.TestCase):
   @parameterized.parameters(1, 2)
+  @pytest.mark.heavy
   def test_products_do_not_grow_with_the_graph(self, seed):
     counts = []
     for count in (16, 128):

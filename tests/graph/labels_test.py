@@ -183,6 +183,7 @@ class ByConnectionTest(parameterized.TestCase):
       np.abs(params['other']['w'] - trained['other']['w']).min(), 0
     )
 
+  @pytest.mark.heavy
   def test_a_frozen_edge_ignores_gradients_that_are_not_finite(self):
     params = make_params()
     optimizer = labels.freeze(SPEC, optax.adam(0.1), ['policy'])

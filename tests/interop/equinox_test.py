@@ -159,12 +159,14 @@ class InsideTest(parameterized.TestCase):
     expected = cases.recurrent_reference(step, initial, x, is_first)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
+  @pytest.mark.heavy
   def test_any_part_of_the_batch_replays_its_noise(self):
     cases.check_noise(_from(lambda key: eqx.nn.Dropout(0.5)))
 
   def test_noise_that_is_off_costs_no_carry(self):
     cases.check_no_carry(_from(lambda key: eqx.nn.Dropout(0.5, inference=True)))
 
+  @pytest.mark.heavy
   def test_seeds_and_gradients(self):
     cases.check_seeds_and_gradients(_BODY)
 
@@ -189,6 +191,7 @@ class InsideTest(parameterized.TestCase):
   def test_ratio_is_one(self, num_minibatches):
     cases.check_ratio(_EVERYTHING, num_minibatches)
 
+  @pytest.mark.heavy
   def test_transform_and_population_of_a_graph(self):
     graph = hg.PopulationGraph()
     graph.add_input('eye', 3, input_from='x')
@@ -258,6 +261,7 @@ class InsideTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "argument: 'state'"):
       cases.start(make, agreement.rows((4,))[0])
 
+  @pytest.mark.heavy
   def test_partials(self):
     x, _ = agreement.rows((4,))
     for partial in (functools.partial, eqx.Partial):

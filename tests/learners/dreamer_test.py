@@ -134,6 +134,7 @@ def trainer():
 
 
 class UpdateTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_waits_until_a_sequence_is_stored(self):
     # Five rows make a sequence, four are a trajectory.
     (start, _, _), (one, _, m1), (two, _, m2), *_ = trainer().history
@@ -483,6 +484,7 @@ class ActTest(parameterized.TestCase):
       outputs.append((output, state.carry))
     return jax.tree.map(lambda *x: jnp.stack(x), *outputs)
 
+  @pytest.mark.heavy
   def test_elements_do_not_meet(self):
     output, carry = self.loop(self.timestep, 3)
     for b in range(3):

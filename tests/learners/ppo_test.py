@@ -367,6 +367,7 @@ class HeadsTest(parameterized.TestCase):
     )
 
   @parameterized.parameters('combined', 'per_head')
+  @pytest.mark.heavy
   def test_one_head_is_no_head(self, advantage_mode):
     t = trainer(fakes.memoryless, max_grad_norm=None)
     expected, expected_metrics = t.update(
@@ -402,6 +403,7 @@ class HeadsTest(parameterized.TestCase):
 
 
 class StopTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_target_kl_stops_all_further_steps(self):
     state, trajectory = before_second_update(fakes.memoryless)
     t = trainer(fakes.memoryless, target_kl=1e-12, learning_rate=0.1)
@@ -570,6 +572,7 @@ class Bandit:
 
 
 class LearningTest(absltest.TestCase):
+  @pytest.mark.heavy
   def test_bandit(self):
     config = ppo.PPOConfig(num_envs=16, num_steps=16, learning_rate=0.03)
     network = fakes.memoryless(params={'theta': -1.0, 'v': 0.0})

@@ -157,6 +157,7 @@ class UpdateTest(chex.TestCase):
   )
 
   @chex.variants(with_jit=True, without_jit=True)
+  @pytest.mark.heavy
   def test_numbers(self):
     # Case B, truncated: row 2 is LAST, and what stands there does not count.
     x, action = np.array([1.0, -2.0, 50.0, 0.5]), np.array([0, 1, 1, 1])
@@ -263,6 +264,7 @@ class ExplorationTest(parameterized.TestCase):
       output.value, np.maximum(0.3 * x, 0.2 * x), rtol=1e-6
     )
 
+  @pytest.mark.heavy
   def test_the_rollout_reads_the_number_of_updates(self):
     t = trainer(memoryless, epsilon_finish=0.0)
     learner_state, actor_state = t.start(jax.random.key(0))
@@ -299,6 +301,7 @@ class ExplorationTest(parameterized.TestCase):
       )
       np.testing.assert_array_equal(output.action, [1, 0, 0, 1])
 
+  @pytest.mark.heavy
   def test_greedy_ties_are_broken_at_random(self):
     agent = pqn.make_pqn(
       memoryless(), dataclasses.replace(CONFIG, epsilon_finish=0.0)
@@ -405,6 +408,7 @@ class BurnInTest(parameterized.TestCase):
     chex.assert_trees_all_equal(clean[0].params, dirty[0].params)
     chex.assert_trees_all_equal(clean[1], dirty[1])
 
+  @pytest.mark.heavy
   def test_the_next_row_counts(self):
     _, trajectory = before_second_update(recurrent)
     clean, dirty = (
@@ -484,6 +488,7 @@ class HeadsTest(parameterized.TestCase):
         metrics['loss'], expected_metrics['loss'], rtol=1e-6
       )
 
+  @pytest.mark.heavy
   def test_each_head_learns_from_its_own_reward(self):
     reward = self.plain.timestep.reward
     one, _ = self.run_update('ab', {'a': reward, 'b': reward})
@@ -491,12 +496,14 @@ class HeadsTest(parameterized.TestCase):
     chex.assert_trees_all_equal(one.params['a'], two.params['a'])
     self.assertNotEqual(one.params['b']['theta'], two.params['b']['theta'])
 
+  @pytest.mark.heavy
   def test_a_shared_reward_is_the_reward_of_each(self):
     reward = self.plain.timestep.reward
     one, _ = self.run_update('ab', {'a': reward, 'b': reward})
     two, _ = self.run_update('ab', reward)
     chex.assert_trees_all_equal(one.params, two.params)
 
+  @pytest.mark.heavy
   def test_acts_with_every_head(self):
     state = types.NetworkState(carry={}, statistics={})
     params = {'a': fakes.PARAMS, 'b': {'theta': -0.3, 'v': 0.2}}
@@ -511,6 +518,7 @@ class HeadsTest(parameterized.TestCase):
 
 class TransformationsTest(parameterized.TestCase):
   @parameterized.parameters(memoryless, recurrent)
+  @pytest.mark.heavy
   def test_compiles_once_and_may_be_donated(self, network):
     t = Trainer(network(), CONFIG)
     chex.clear_trace_counter()

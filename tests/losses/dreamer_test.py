@@ -261,6 +261,7 @@ class WorldModelLossTest(chex.TestCase):
       np.testing.assert_array_equal(head != 0, ~nobodys)
     np.testing.assert_array_equal(grads.reconstruction_loss != 0, rows['mask'])
 
+  @pytest.mark.heavy
   def test_terminal_rows_teach_their_reward_and_end(self):
     prediction, rows = sequence()
     rows['is_first'] = jnp.zeros((T, B), bool)

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.losses import ppo
 
@@ -305,6 +306,7 @@ class PPOLossTest(chex.TestCase):
       )
 
   @parameterized.parameters(None, 0.1)
+  @pytest.mark.heavy
   def test_without_valid_rows_all_is_0(self, value_clip):
     policy, value, batch = make_batch(mask=np.zeros((5, 4), bool))
     (loss, metrics), grads = jax.value_and_grad(

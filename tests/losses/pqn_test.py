@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.losses import pqn, returns
 
@@ -45,6 +46,7 @@ class PQNLossTest(chex.TestCase):
       np.testing.assert_allclose(metrics[name], value, rtol=1e-6, err_msg=name)
     self.assertEqual(loss, metrics['loss'])
 
+  @pytest.mark.heavy
   def test_gradient_reaches_the_action_taken_alone(self):
     def loss(q, target):
       return pqn.pqn_loss(q, batch(target=target))[0]

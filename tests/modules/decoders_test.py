@@ -87,6 +87,7 @@ class PredictionTest(chex.TestCase):
 
 class DecoderTest(chex.TestCase):
   @parameterized.parameters(((),), ((3,),), ((2, 3),))
+  @pytest.mark.heavy
   def test_every_leaf_and_row(self, lead):
     apply, params, x = _make(SPEC, lead)
     prediction = apply(params, x)  # Leaves the jitted function as it is.
@@ -108,6 +109,7 @@ class DecoderTest(chex.TestCase):
     np.testing.assert_allclose(mean['image'], 255 * v['image'], rtol=1e-5)
     np.testing.assert_allclose(mean['floats'], v['floats'])
 
+  @pytest.mark.heavy
   def test_rows_do_not_mix(self):
     apply, params, x = _make(SPEC)
     all_rows = apply(params, x)
@@ -135,6 +137,7 @@ class DecoderTest(chex.TestCase):
     )
 
   @parameterized.parameters((4,), (5,))
+  @pytest.mark.heavy
   def test_image_grows_from_the_smallest_grid(self, kernel_size):
     apply, params, x = _make(
       _array((8, 24, 2), np.uint8), channels=(5, 4, 3), kernel_size=kernel_size
@@ -153,6 +156,7 @@ class DecoderTest(chex.TestCase):
     slopes = jax.jit(jax.jacobian(lambda x: apply(params, x).values))(x[0, 0])
     self.assertTrue(np.all(np.any(slopes != 0, axis=-1)))
 
+  @pytest.mark.heavy
   def test_learns(self):
     spec = {'v': _array((2,)), 'i': _array((8, 8, 1), np.uint8)}
     apply, params, x = _make(spec, (2,), channels=(8, 8))

@@ -82,6 +82,7 @@ class TanhNormalTest(chex.TestCase):
       jax.value_and_grad(log_prob, (0, 1))(jnp.zeros((5, 1)), u)
     )
 
+  @pytest.mark.heavy
   def test_dimensions_add_up(self):
     policy = tanh_normal([0.3, -1.0], [0.5, 2.0], (-2.0, 0.0), (4.0, 1.0))
     u = jnp.asarray([0.1, 0.7])
@@ -235,6 +236,7 @@ class MultiCategoricalTest(chex.TestCase):
       counts = np.bincount(action[:, i], minlength=len(p))
       np.testing.assert_allclose(counts / 40_000, p, atol=0.01)
 
+  @pytest.mark.heavy
   def test_padding_lets_no_gradient_or_action_through(self):
     def fn(logits, action):
       policy = distributions.multi_categorical(logits, NUM_ACTIONS)
@@ -304,6 +306,7 @@ class InterfaceTest(chex.TestCase):
         log_prob_of(out_policy, action), log_prob, rtol=1e-5
       )
 
+  @pytest.mark.heavy
   def test_rows_can_be_picked(self):
     policy = policies((3, 4))['dict']
     action = sample(policy, jax.random.key(0))
@@ -324,6 +327,7 @@ class InterfaceTest(chex.TestCase):
     for seed in range(2):
       fn(policies((4,))['dict'], jax.random.key(seed))
 
+  @pytest.mark.heavy
   def test_log_densities_of_a_dict_are_those_of_its_heads(self):
     policy = policies((4,))['dict']
     action = sample(policy, jax.random.key(0))

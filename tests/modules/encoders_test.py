@@ -6,6 +6,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph.modules import delay, encoders, encoding
@@ -136,6 +137,7 @@ class EncodersTest(parameterized.TestCase):
     _, _, params = _run(make, np.ones((1, 3), np.float32))
     np.testing.assert_array_equal(params['mlp_encoder/linear']['w'], 0)
 
+  @pytest.mark.heavy
   def test_any_size_of_image(self):
     y, _, _ = _run(encoders.ConvEncoder, np.ones((2, 1, 1, 1), np.uint8))
     self.assertEqual(y.shape, (2, 256))

@@ -210,6 +210,7 @@ class MakeHeadTest(chex.TestCase):
     leading=[(4,), (3, 4)],
     scale=['predicted', 'independent'],
   )
+  @pytest.mark.heavy
   def test_actions_conform_to_the_spec(self, spec, leading, scale):
     size = heads.input_size(spec, scale=scale)
     inputs = 3 * np.random.default_rng(0).normal(size=(*leading, size))
@@ -223,6 +224,7 @@ class MakeHeadTest(chex.TestCase):
     for row in np.asarray(action).reshape(-1, *spec.shape):
       spec.validate(row)
 
+  @pytest.mark.heavy
   def test_of_a_dict_is_a_dict(self):
     # Haiku would number two modules `leg_1` after a `leg`.
     spec = {'leg': BODY, 'leg_1': BODY, 'leg_2': BODY, 'mouth': DISCRETE}

@@ -80,6 +80,7 @@ class OfRowsTest(absltest.TestCase):
         jax.tree.map(lambda x, s=of_row: x[:, s], past), history.past(h)
       )
 
+  @pytest.mark.heavy
   def test_what_is_read_and_written_next(self):
     """Numbers: 1..4 are written, an episode begins at 3, delays 1 and 2."""
     x = jnp.arange(1.0, 5).reshape(4, 1)

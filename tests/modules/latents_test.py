@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.modules import latents
 
@@ -103,6 +104,7 @@ class StraightThroughTest(chex.TestCase):
       self.assertTrue(np.all(probs[np.arange(1000), index] > 0))
       self.assertEqual(np.bincount(index).argmax(), expected)
 
+  @pytest.mark.heavy
   def test_numbers_may_be_given(self):
     distribution = latents.unimix_categorical(jnp.arange(24.0).reshape(2, 3, 4))
     key = jax.random.key(5)
@@ -137,6 +139,7 @@ class StraightThroughTest(chex.TestCase):
     self.assertGreater(np.sum(a != b), 0)
 
   @chex.variants(with_jit=True, without_jit=True)
+  @pytest.mark.heavy
   def test_gradient_is_that_of_the_probabilities(self):
     weights = jax.random.normal(jax.random.key(2), (3, 2, 5))
     logits = jax.random.normal(jax.random.key(1), (3, 2, 5))

@@ -137,6 +137,7 @@ class RecurrentEncoderTest(parameterized.TestCase):
     _, params, _ = agreement.check(network, x, is_first, jit=False)
     self.assertIn('mlp_encoder/linear', params)
 
+  @pytest.mark.heavy
   def test_a_graph_core_is_a_graph(self):
     spec = _graph()
     both = (
@@ -194,6 +195,7 @@ class RecurrentEncoderTest(parameterized.TestCase):
     network.unroll(params, state, None, x, is_first)
     self.assertEqual(shapes, [(7, 3, 3)])
 
+  @pytest.mark.heavy
   def test_over_a_window(self):
     def fn(x):
       frames = encoders.MLPEncoder((4,))

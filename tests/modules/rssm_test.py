@@ -145,6 +145,7 @@ def assert_close(actual, expected):
 
 @parameterized.parameters(*CORES)
 class CoresTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_row_by_row(self, name):
     model = model_of(name)
     observed, state = model.observed, model.state
@@ -159,6 +160,7 @@ class CoresTest(parameterized.TestCase):
       assert_close(comparable(alone.states), comparable(state))
     assert_close(observed.state, state)
 
+  @pytest.mark.heavy
   def test_in_two_pieces(self, name):
     model, half = model_of(name), T // 2
     one, two = (
@@ -276,6 +278,7 @@ class CoresTest(parameterized.TestCase):
 
 
 class LatentsTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_uniform_share_of_prior_and_posterior(self):
     init, fns = make(CORES['gated'], unimix=0.3)
     rows = data()
@@ -320,6 +323,7 @@ class LatentsTest(parameterized.TestCase):
 
 class GatedCellTest(parameterized.TestCase):
   @parameterized.parameters(1, 2, 3)
+  @pytest.mark.heavy
   def test_against_numpy(self, num_blocks):
     size, hidden, num_inputs, batch = 6, 4, 3, 2
     cell = hk.without_apply_rng(
@@ -405,6 +409,7 @@ class Swap(hk.RNNCore):
 
 
 class ProjectedCoreTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_each_input_is_read_once_and_outputs_are_joined(self):
     projected = hk.without_apply_rng(
       hk.transform(

@@ -4,6 +4,7 @@ from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import network as network_lib
 from hkgraph.modules import samplers
@@ -30,6 +31,7 @@ class GaussianNoiseTest(parameterized.TestCase):
       lambda a, b: self.assertTrue(bool(jnp.all(a == b))), state, end
     )
 
+  @pytest.mark.heavy
   def test_any_part_of_the_batch_replays(self):
     y, _ = self.network.unroll({}, self.state, None, X, FIRST)
     part = jnp.array([3, 1])
@@ -39,6 +41,7 @@ class GaussianNoiseTest(parameterized.TestCase):
     )
     np.testing.assert_array_equal(again, y[:, part])
 
+  @pytest.mark.heavy
   def test_draws_are_normal_and_differ(self):
     x = np.zeros((100, 10, 10), np.float32)
     _, state = self.network.init(jax.random.key(1), x[0])

@@ -7,6 +7,7 @@ from hypothesis.extra import numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import rlax
 
 from hkgraph.modules import symlog
@@ -38,6 +39,7 @@ class SymlogTest(chex.TestCase):
     slopes = jax.vmap(jax.grad(symlog.symlog))(x)
     np.testing.assert_allclose(slopes, 1 / (1 + size), rtol=1e-5)
 
+  @pytest.mark.heavy
   def test_those_of_rlax(self):
     x = jnp.linspace(-9, 9, 20)
     np.testing.assert_allclose(symlog.symlog(x), rlax.signed_logp1(x), 1e-6)

@@ -105,6 +105,7 @@ class ActorCriticTest(parameterized.TestCase):
       self.assertLen(moved, 1)
       self.assertFalse(np.any(slopes['actor_critic/policy_head']['w']))
 
+  @pytest.mark.heavy
   def test_one_encoder_given_twice_is_shared(self):
     def fn(x):
       encoder = _gru()
@@ -112,6 +113,7 @@ class ActorCriticTest(parameterized.TestCase):
 
     agreement.check(hg.transform(fn), *agreement.rows((3,)))
 
+  @pytest.mark.heavy
   def test_dicts_of_heads(self):
     keys = ('leg', 'arm')
     network = _actor_critic(BODIES, reward_keys=keys, scale='independent')

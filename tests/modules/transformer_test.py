@@ -211,6 +211,7 @@ class MemoryTest(parameterized.TestCase):
     more_windows = (16 - 4) * num_rows * 2 * math.prod(frame)
     self.assertLess(long - short, more_windows / 4)
 
+  @pytest.mark.heavy
   def test_tokens_are_not_copied_for_each_window(self):
     short, long = (
       self._temporary(context, 256, (1, 1, 1), 64, 2) for context in (4, 32)

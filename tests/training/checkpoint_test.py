@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph import types
 from hkgraph.training import checkpoint
@@ -122,6 +123,7 @@ class CheckpointTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'damaged'):
         checkpoint.load(self.path, _tree())
 
+  @pytest.mark.heavy
   def test_no_flipped_bit_changes_a_value_in_silence(self):
     checkpoint.save(self.path, _tree())
     data = bytearray(self.path.read_bytes())

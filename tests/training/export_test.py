@@ -290,6 +290,7 @@ class PureFunctionsTest(parameterized.TestCase):
     expected = np.tile([1.0, 2.0, 1.0, 2.0], (batch_size, 1))
     np.testing.assert_array_equal(np.stack(sums, 1), expected)
 
+  @pytest.mark.heavy
   def test_elements_have_keys_of_their_own(self):
     def step(params, carry, key, observation, is_first):
       del params, observation, is_first
@@ -488,6 +489,7 @@ class DamagedFilesTest(parameterized.TestCase):
       exec(_reader(), {})
 
   @parameterized.parameters(0, 0.1, 0.5, 0.9, 0.999)
+  @pytest.mark.heavy
   def test_truncated(self, share):
     data = self.path.read_bytes()
     self.path.write_bytes(data[: int(share * len(data))])

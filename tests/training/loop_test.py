@@ -170,6 +170,7 @@ class LoopTest(parameterized.TestCase):
     update(state)
     self.assertTrue(state[0].params['theta'].is_deleted())
 
+  @pytest.mark.heavy
   def test_the_run_folder_holds_everything(self):
     path = self.dir / 'deep' / 'run'
     result = _train(run_dir=path, eval_episodes=2, seed=5)
