@@ -161,8 +161,7 @@ def methods(
     `init(key, ...) -> params`, which takes the arguments of the first function,
     and a dict of `(params, ...) -> result`.
   """
-  init, functions = hk.without_apply_rng(hk.multi_transform(make))
-  return init, functions
+  return hk.without_apply_rng(hk.multi_transform(make))
 
 
 def graph_network(

@@ -7,6 +7,7 @@ import chex
 import optax
 
 from hkgraph import types
+from hkgraph.modules import distributions
 
 
 @chex.dataclass(frozen=True, mappable_dataclass=False)
@@ -43,6 +44,23 @@ class ActorOutput:
   environment_action: types.ArrayTree  # [B, ...]
   log_prob: types.ArrayTree  # [B]
   value: types.ArrayTree  # [B]
+
+
+def decide(
+  decision: types.PolicyValue, key: chex.PRNGKey, deterministic: bool
+) -> ActorOutput:
+  """Takes the mode of a policy, or a sample by `key`, which is consumed."""
+  policy = decision.policy
+  if deterministic:
+    action = distributions.mode(policy)
+  else:
+    action = distributions.sample(policy, key)
+  return ActorOutput(
+    action=action,
+    environment_action=distributions.to_environment(policy, action),
+    log_prob=distributions.log_prob(policy, action),
+    value=decision.value,
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hkgraph.learners import (
 )
 from hkgraph.learners import optimizer as optimizer_lib
 from hkgraph.losses import dreamer as losses
-from hkgraph.modules import distributions, encoding, heads
+from hkgraph.modules import encoding, heads
 
 DreamerConfig = dreamer_config.DreamerConfig
 
@@ -169,38 +169,6 @@ def make_dreamer(
       'action': jnp.zeros((batch_size, heads.encoded_size(action_spec)), dtype),
     }
 
-  def act(
-    params, state, key, timestep, *, deterministic=False, num_updates=None
-  ):
-    del num_updates  # Exploration is the actor's entropy.
-    latent_key, action_key = jax.random.split(key)
-    params = encoding.cast_floats(params, dtype)
-    observed = networks.world['observe'](
-      params['world_model'],
-      state.carry['state'],
-      jax.tree.map(lambda x: x[None], timestep.observation),
-      state.carry['action'][None],
-      timestep.first()[None],
-      latent_key,
-    )
-    features = observed.features[0]
-    policy = networks.actor(params['actor'], features)
-    if deterministic:
-      action = distributions.mode(policy)
-    else:
-      action = distributions.sample(policy, action_key)
-    output = agent_lib.ActorOutput(
-      action=action,
-      environment_action=distributions.to_environment(policy, action),
-      log_prob=distributions.log_prob(policy, action),
-      value=networks.critic(params['critic'], features).mean(),
-    )
-    carry = {
-      'state': observed.state,
-      'action': heads.encode_action(action_spec, action).astype(dtype),
-    }
-    return output, state.replace(carry=carry)
-
   def update(learner_state, trajectory):
     checks.check_trajectory(trajectory, config)
     rows = jax.tree.map(lambda x: x[:-1], trajectory.timestep)
@@ -222,7 +190,7 @@ def make_dreamer(
   return DreamerAgent(
     init=init,
     initial_carry=initial_carry,
-    act=act,
+    act=_make_act(networks, action_spec, dtype),
     update=update,
     foresee=foresee,
     loss=loss_fn,
@@ -276,6 +244,34 @@ def _finite(rows: dreamer_loss.Row) -> dreamer_loss.Row:
   return jax.tree.map(clean, rows)
 
 
+def _make_act(networks, action_spec, dtype):
+  def act(
+    params, state, key, timestep, *, deterministic=False, num_updates=None
+  ):
+    del num_updates  # Exploration is the actor's entropy.
+    latent_key, action_key = jax.random.split(key)
+    params = encoding.cast_floats(params, dtype)
+    observed = networks.world['observe'](
+      params['world_model'],
+      state.carry['state'],
+      jax.tree.map(lambda x: x[None], timestep.observation),
+      state.carry['action'][None],
+      timestep.first()[None],
+      latent_key,
+    )
+    features = observed.features[0]
+    decision = types.PolicyValue(
+      policy=networks.actor(params['actor'], features),
+      value=networks.critic(params['critic'], features).mean(),
+    )
+    output = agent_lib.decide(decision, action_key, deterministic)
+    action = heads.encode_action(action_spec, output.action).astype(dtype)
+    carry = {'state': observed.state, 'action': action}
+    return output, state.replace(carry=carry)
+
+  return act
+
+
 def _make_fit(loss_fn, optimizers, config):
   """Makes `(state, replay, key) -> (state, metrics)`: all gradient steps."""
 
@@ -308,15 +304,17 @@ def _make_fit(loss_fn, optimizers, config):
 
   def fit(state, replay, key):
     keys = jax.random.split(key, config.train_ratio)
+    kinds = {}
 
     def run(state):
       state, metrics = lax.scan(lambda s, k: step(s, replay, k), state, keys)
-      return state, jax.tree.map(jnp.mean, metrics)
+      metrics = jax.tree.map(jnp.mean, metrics)
+      kinds.update({name: (x.shape, x.dtype) for name, x in metrics.items()})
+      return state, metrics
 
     def wait(state):
-      _, metrics = jax.eval_shape(run, state)
-      # Nothing was measured.
-      return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+      # Nothing was measured. `run` is traced before: not again for its names.
+      return state, {name: jnp.zeros(*kind) for name, kind in kinds.items()}
 
     enough = replay_lib.can_sample(replay, config.replayed_rows)
     state, metrics = lax.cond(enough, run, wait, state)
@@ -337,8 +335,7 @@ def _foresee(
     )
   world, params = networks.world, encoding.cast_floats(params, dtype)
   params = params['world_model']
-  action = heads.encode_action(action_spec, action).astype(dtype)
-  action_tm1 = jnp.concatenate([jnp.zeros_like(action[:1]), action[:-1]])
+  action_tm1 = dreamer_loss.encode_previous(action_spec, action, dtype)
   observe_key, imagine_key = jax.random.split(key)
   context = jax.tree.map(
     lambda x: x[:num_context],

@@ -33,6 +33,34 @@ class Row:
   is_first: types.Array  # [...]
 
 
+@chex.dataclass(frozen=True, mappable_dataclass=False)
+class _Imagined:
+  """What follows the start rows, by the world model and the actor.
+
+  Attributes:
+    features: Of the start and of each step.
+    action: What was done, in the policy's own space.
+    reward: Of the transition into each row; 0 for the start.
+    continues: Probability that it does not terminate; for the start as it was.
+  """
+
+  features: types.Array  # [H + 1, N, F]
+  action: types.ArrayTree  # [H, N, ...]
+  reward: types.Array  # [H + 1, N]
+  continues: types.Array  # [H + 1, N]
+
+
+def encode_previous(
+  action_spec: Any, action: types.ArrayTree, dtype: Any
+) -> types.Array:
+  """Encodes the action that led into each row of `[T, B, ...]`.
+
+  That before the first row is not known, and 0: the state is empty there too.
+  """
+  action = heads.encode_action(action_spec, action).astype(dtype)
+  return jnp.concatenate([jnp.zeros_like(action[:1]), action[:-1]])
+
+
 def make_loss(
   networks: dreamer_networks.Networks,
   action_spec: Any,
@@ -51,15 +79,15 @@ def make_loss(
   """
   dtype = jnp.dtype(config.dtype)
   world = networks.world
+  imagine = _make_imagine(networks, action_spec, config)
+  score = _make_score(networks, config)
 
   def loss_fn(params, slow_critic, return_range, rows, key):
     """The loss of rows `[burn_in + T, B, ...]`, and `(range, metrics)`."""
     params, slow_critic = encoding.cast_floats((params, slow_critic), dtype)
     frozen = lax.stop_gradient(params)
     warm_key, observe_key, imagine_key = jax.random.split(key, 3)
-    action = heads.encode_action(action_spec, rows.action).astype(dtype)
-    # The action before the first row is not replayed: the state is empty too.
-    action_tm1 = jnp.concatenate([jnp.zeros_like(action[:1]), action[:-1]])
+    action_tm1 = encode_previous(action_spec, rows.action, dtype)
     sequence = (rows.observation, action_tm1, rows.is_first)
     burn_in = config.burn_in
     state = world['initial']({}, rows.is_first.shape[1], dtype)
@@ -76,15 +104,9 @@ def make_loss(
     model_loss, metrics = _model_loss(
       world, params['world_model'], observed, rows, config
     )
-    behaviour_loss, return_range, more = _behaviour_loss(
-      networks,
-      config,
-      action_spec,
-      params,
-      frozen['world_model'],
-      slow_critic,
-      return_range,
-      *(lax.stop_gradient(observed), rows, imagine_key),
+    imagined = imagine(frozen, lax.stop_gradient(observed), rows, imagine_key)
+    behaviour_loss, return_range, more = score(
+      params, slow_critic, return_range, imagined
     )
     return model_loss + behaviour_loss, (return_range, metrics | more)
 
@@ -113,88 +135,99 @@ def _model_loss(world, params, observed, rows, config):
   )
 
 
-def _behaviour_loss(
-  networks,
-  config,
-  action_spec,
-  params,
-  world_params,
-  slow_critic,
-  return_range,
-  observed,
-  rows,
-  key,
-):
-  """Imagines from every row, and scores actor and critic."""
+def _make_imagine(networks, action_spec, config):
+  """Makes `(frozen params, observed, rows, key) -> _Imagined`."""
   world = networks.world
 
-  def act(features, key):
-    policy = networks.actor(params['actor'], features)
-    action = distributions.sample(policy, key)
-    return heads.encode_action(action_spec, action), action
+  def imagine(frozen, observed, rows, key):
+    params = frozen['world_model']
 
-  # Nothing is differentiated here: credit flows through the log-densities.
-  start = observed.features
-  features, action = lax.stop_gradient(
-    world['imagine'](
-      world_params,
-      observed.states,
-      start.reshape(-1, start.shape[-1]),
-      act,
-      config.horizon,
-      key,
+    def act(features, key):
+      policy = networks.actor(frozen['actor'], features)
+      action = distributions.sample(policy, key)
+      return heads.encode_action(action_spec, action), action
+
+    start = observed.features
+    start = start.reshape(-1, start.shape[-1])
+    features, action = world['imagine'](
+      params, observed.states, start, act, config.horizon, key
     )
-  )
+    continues = _each_step(
+      lambda x: world['continues'](params, x).mean(), features[1:]
+    )
+    reward = _each_step(
+      lambda x: world['reward'](params, x).mean(), features[1:]
+    )
+    # What a row that opens an episode says of its transition is nobody's.
+    goes_on = jnp.where(rows.is_first, 1, rows.discount).reshape(1, -1)
+    return _Imagined(
+      features=features,
+      action=action,
+      reward=jnp.concatenate([jnp.zeros_like(reward[:1]), reward]),
+      continues=jnp.concatenate([goes_on.astype(continues.dtype), continues]),
+    )
 
-  def each_step(fn, x):
-    # Activations of one step fit into a cache, and are cheaper to compute again
-    # for the gradient than to keep.
-    return lax.map(jax.checkpoint(fn), x)
+  return imagine
 
-  policy = each_step(
-    lambda x: networks.actor(params['actor'], x), features[:-1]
-  )
-  # What a row that opens an episode says of its transition is nobody's.
-  goes_on = jnp.where(rows.is_first, 1, rows.discount).reshape(1, -1)
-  continues = each_step(
-    lambda x: world['continues'](world_params, x).mean(), features[1:]
-  )
-  continues = jnp.concatenate([goes_on.astype(continues.dtype), continues])
-  reward = each_step(
-    lambda x: world['reward'](world_params, x).mean(), features[1:]
-  )
-  reward = jnp.concatenate([jnp.zeros_like(reward[:1]), reward])
-  critic = each_step(lambda x: networks.critic(params['critic'], x), features)
-  value = lax.stop_gradient(critic.mean())
-  target = losses.imagined_returns(
-    reward, continues, value, gamma=config.discount, lambda_=config.lambda_
-  )
-  weight = losses.imagined_weights(continues, gamma=config.discount)
-  return_range = losses.update_range(
-    return_range, target, rate=config.return_rate
-  )
-  scale = losses.return_scale(return_range)
-  actor_loss, metrics = losses.actor_loss(
-    distributions.log_prob(policy, action),
-    distributions.entropy(policy),
-    (target - value[:-1]) / scale,
-    weight,
-    entropy_cost=config.entropy_cost,
-  )
-  slow_value = each_step(
-    lambda x: networks.critic(slow_critic, x).mean(), features[:-1]
-  )
-  critic_loss, more = losses.critic_loss(
-    jax.tree.map(lambda x: x[:-1], critic),
-    target,
-    slow_value,
-    weight,
-    slow_cost=config.slow_cost,
-  )
-  metrics |= more
-  metrics |= {
-    'imagined_reward': jnp.mean(reward[1:]),
-    'imagined_continues': jnp.mean(continues[1:]),
-    'return_scale': scale,
-  }
-  return actor_loss + critic_loss, return_range, metrics
+
+def _make_score(networks, config):
+  """Makes the loss of actor and critic on what was imagined."""
+
+  def score(params, slow_critic, return_range, imagined):
+    # Nothing of it is differentiated: credit flows through log-densities.
+    imagined = lax.stop_gradient(imagined)
+    features, continues = imagined.features, imagined.continues
+    policy = _each_step(
+      lambda x: networks.actor(params['actor'], x), features[:-1]
+    )
+    critic = _each_step(
+      lambda x: networks.critic(params['critic'], x), features
+    )
+    slow_value = _each_step(
+      lambda x: networks.critic(slow_critic, x).mean(), features[:-1]
+    )
+    value = lax.stop_gradient(critic.mean())
+    target = losses.imagined_returns(
+      imagined.reward,
+      continues,
+      value,
+      gamma=config.discount,
+      lambda_=config.lambda_,
+    )
+    weight = losses.imagined_weights(continues, gamma=config.discount)
+    return_range = losses.update_range(
+      return_range, target, rate=config.return_rate
+    )
+    scale = losses.return_scale(return_range)
+    actor_loss, metrics = losses.actor_loss(
+      distributions.log_prob(policy, imagined.action),
+      distributions.entropy(policy),
+      (target - value[:-1]) / scale,
+      weight,
+      entropy_cost=config.entropy_cost,
+    )
+    critic_loss, more = losses.critic_loss(
+      jax.tree.map(lambda x: x[:-1], critic),
+      target,
+      slow_value,
+      weight,
+      slow_cost=config.slow_cost,
+    )
+    metrics |= more
+    metrics |= {
+      'imagined_reward': jnp.mean(imagined.reward[1:]),
+      'imagined_continues': jnp.mean(continues[1:]),
+      'return_scale': scale,
+    }
+    return actor_loss + critic_loss, return_range, metrics
+
+  return score
+
+
+def _each_step(fn: Callable[[types.Array], Any], x: types.Array) -> Any:
+  """Applies `fn` to one imagined step after the other.
+
+  Activations of one step fit into a cache, and are cheaper to compute again for
+  the gradient than to keep.
+  """
+  return lax.map(jax.checkpoint(fn), x)

@@ -38,6 +38,37 @@ def make_networks(
   """Makes them; arguments and errors are those of `make_dreamer`."""
   sizes = config.sizes
   hidden_sizes = [sizes.hidden_size] * sizes.num_layers
+
+  def make_actor():
+    actor = behaviour.Actor(action_spec, hidden_sizes, unimix=config.unimix)
+    return actor, {'actor': actor}
+
+  def make_critic():
+    critic = behaviour.Critic(hidden_sizes, num_bins=sizes.num_bins)
+    return critic, {'critic': critic}
+
+  make_world = _world_maker(observation_spec, action_spec, config, core)
+  (init_world, world), (init_actor, actor), (init_critic, critic) = (
+    network_lib.methods(make) for make in (make_world, make_actor, make_critic)
+  )
+  num_features = _count_features(observation_spec, init_world, world, core)
+
+  def init(key, observation):
+    world_key, actor_key, critic_key, latent_key = jax.random.split(key, 4)
+    features = jnp.zeros((1, num_features), jnp.float32)
+    return {
+      'world_model': init_world(world_key, observation, latent_key),
+      'actor': init_actor(actor_key, features),
+      'critic': init_critic(critic_key, features),
+    }
+
+  _check_initial_state(world['initial'])
+  return Networks(init, world, actor['actor'], critic['critic'])
+
+
+def _world_maker(observation_spec, action_spec, config, core):
+  """What `network.methods` takes, of the world model."""
+  sizes = config.sizes
   make_core = _core_maker(core, sizes)
 
   def make_world():
@@ -74,38 +105,21 @@ def make_networks(
       **{name: getattr(model, name) for name in names},
     }
 
-  def make_actor():
-    actor = behaviour.Actor(action_spec, hidden_sizes, unimix=config.unimix)
-    return actor, {'actor': actor}
+  return make_world
 
-  def make_critic():
-    critic = behaviour.Critic(hidden_sizes, num_bins=sizes.num_bins)
-    return critic, {'critic': critic}
 
-  (init_world, world), (init_actor, actor), (init_critic, critic) = (
-    network_lib.methods(make) for make in (make_world, make_actor, make_critic)
-  )
-
-  def init(key, observation):
-    world_key, actor_key, critic_key, latent_key = jax.random.split(key, 4)
-    params = init_world(world_key, observation, latent_key)
-    features = jax.eval_shape(
-      world['everything'], params, observation, latent_key
-    )
-    features = jnp.zeros(features.shape, features.dtype)
-    return {
-      'world_model': params,
-      'actor': init_actor(actor_key, features),
-      'critic': init_critic(critic_key, features),
-    }
-
-  networks = Networks(init, world, actor['actor'], critic['critic'])
-  # Says what does not fit before anything is computed.
+def _count_features(observation_spec, init_world, world, core) -> int:
+  """The size of the features; says what does not fit in the world model."""
   observation = jax.tree.map(
     lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), observation_spec
   )
+
+  def features(key, observation):
+    params = init_world(key, observation, key)
+    return world['everything'](params, observation, key)
+
   try:
-    jax.eval_shape(init, jax.random.key(0), observation)
+    return jax.eval_shape(features, jax.random.key(0), observation).shape[-1]
   except stateful.NoRowsError as error:
     raise ValueError(
       '`core` must keep all that it remembers in its own state, but in '
@@ -113,8 +127,6 @@ def make_networks(
       'as `Leaky` and `Delay` make); let connections with `delay` remember, or '
       'write it as an hk.RNNCore'
     ) from error
-  _check_initial_state(networks.world['initial'])
-  return networks
 
 
 def _check_initial_state(initial) -> None:

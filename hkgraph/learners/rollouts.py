@@ -23,7 +23,6 @@ from hkgraph.data import minibatches
 from hkgraph.learners import agent as agent_lib
 from hkgraph.learners import checks, guard
 from hkgraph.learners import config as config_lib
-from hkgraph.modules import distributions
 
 Config = config_lib.PPOConfig | config_lib.PQNConfig
 Loss = Callable[..., tuple[types.Array, types.Metrics]]
@@ -121,17 +120,7 @@ def make_agent(
       params, state, network_key, timestep.observation, timestep.first()
     )
     decision = method.decide(outputs, num_updates, deterministic)
-    if deterministic:
-      action = distributions.mode(decision.policy)
-    else:
-      action = distributions.sample(decision.policy, action_key)
-    output = agent_lib.ActorOutput(
-      action=action,
-      environment_action=distributions.to_environment(decision.policy, action),
-      log_prob=distributions.log_prob(decision.policy, action),
-      value=decision.value,
-    )
-    return output, state
+    return agent_lib.decide(decision, action_key, deterministic), state
 
   def update(learner_state, trajectory):
     checks.check_trajectory(trajectory, config)

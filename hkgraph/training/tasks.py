@@ -78,24 +78,6 @@ def delayed_recall_graph(
   return graph.finalize()
 
 
-def recalling_memory(delay: int = 8, hidden: int = 64) -> 'spec_lib.GraphSpec':
-  """A memory for a world model, of what it saw `delay` steps ago and less.
-
-  What a world model tells its memory is a step old, so that the cue is there
-  when the answer is due (after `delay - 1` steps) and when it is rewarded.
-  """
-  from hkgraph.graph import builder
-
-  graph = builder.PopulationGraph()
-  graph.add_input('seen', hidden, input_from='x')
-  graph.add_output('memory', hidden, activation='jax.nn.swish')
-  graph.connect('seen', 'memory')
-  graph.connect('seen', 'memory', delay=delay - 1)
-  graph.connect('seen', 'memory', delay=delay)
-  graph.connect('memory', 'memory', delay=1)
-  return graph.finalize()
-
-
 def bodies_graph(num_bodies: int = 3, hidden: int = 32) -> 'spec_lib.GraphSpec':
   """A controller per body; neighbours hear each other one step later."""
   from hkgraph.graph import builder
