@@ -1,6 +1,8 @@
 """One pass over a graph, block by block, for a step or a sequence alike."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -148,6 +150,15 @@ class Execution:
     """
     bucket = buckets[0]
     (reads, *others) = bucket.reads
+    if others and self._is_heavy(bucket):
+      apart = [
+        [
+          dataclasses.replace(b, reads=(r,))
+          for b, r in zip(buckets, alike, strict=True)
+        ]
+        for alike in zip(*(b.reads for b in buckets), strict=True)
+      ]
+      return functools.reduce(jnp.add, map(self._product, apart))
     stack = products.join(
       [products.bucket_weights(b, self.weights) for b in buckets], 2
     )
@@ -166,9 +177,10 @@ class Execution:
       x = self._read_all(reads, whole=True)[:, 0]
       return self.reader.trim(self._multiply(x, stack))
     turn = self._turn(bucket, stack)
+    tables = self.reader.tables(bucket)
 
     def body(i, y):
-      x = products.side_by_side(bucket, self._read, i, turn)
+      x = products.side_by_side(bucket, tables, self._read, i, turn)
       part = self._multiply(x, products.cut(stack, i, turn))
       return products.put(y, part, i, turn)
 
@@ -190,6 +202,13 @@ class Execution:
     y = products.member_products(x, w)
     return y.reshape(w.shape[0], *lead, w.shape[-1])
 
+  def _is_heavy(self, bucket: schedule_lib.Bucket) -> bool:
+    """Whether a step would rather add up products than join the weights."""
+    if len(self.reader.lead) == 2:
+      return False
+    weights = (self.weights[reads.pack] for reads in bucket.reads)
+    return sum(w.size * w.dtype.itemsize for w in weights) > products.SMALL
+
   def _turn(self, bucket, stack) -> int:
     """Members at a time; all in a sequence, whose derivative is JAX's own."""
     if len(self.reader.lead) == 2:
@@ -198,9 +217,10 @@ class Execution:
     return products.turn_size(len(bucket.members), each)
 
   def _read(self, reads, rows):
-    if rows['near'].shape == (len(reads.near), reads.fan_in):
-      return self._read_all(reads)
-    return self.reader.read(reads, rows)
+    in_one_turn = len(rows['near']) == len(reads.near)
+    if reads.fan_in == 1 and in_one_turn and self._is_all(reads):
+      return self.reader.now(reads.group)
+    return self.reader.side_by_side(reads, rows)
 
   def _is_all(self, reads: schedule_lib.Reads) -> bool:
     """Whether the members read a whole group, in its order and at once."""

@@ -133,7 +133,7 @@ class _Loop:
       known: Maps a delay to the batch elements that may read, `[B]`.
     """
 
-    def read(reads, rows):
+    def column(reads, rows):
       x = arrays[self.local[reads.group]]
       delays = {d for row in reads.delay for d in row}
       if len(delays) == 1:
@@ -145,6 +145,9 @@ class _Loop:
       delay = rows['delay']
       allowed = jax.vmap(jax.vmap(known))(delay)
       return _take(x, rows['near'], slot(reads, delay), allowed)
+
+    def read(reads, rows):
+      return products.by_columns(lambda rows: column(reads, rows), rows)
 
     return read
 
@@ -230,7 +233,8 @@ def _forward_group(loop, g, buckets, biases, drives, carry, t, age_t):
 
     read = loop.reader(lines, slot, known)
 
-    x = products.side_by_side(bucket, read, i, turn)
+    tables = products.tables_of(bucket)
+    x = products.side_by_side(bucket, tables, read, i, turn)
     if x is None:
       return jnp.zeros((turn, loop.batch_size, group.size), loop.dtype)
     return jnp.einsum('qbk,qkj->qbj', x, products.cut(stack, i, turn))
@@ -318,7 +322,8 @@ def _flow_back(loop, bucket, stack, deltas, t, i, turn):
     return exists & (loop.age[row_of(delay)] >= delay)
 
   read = loop.reader(deltas, slot, known)
-  x = products.side_by_side(bucket, read, i, turn)
+  tables = products.tables_of(bucket)
+  x = products.side_by_side(bucket, tables, read, i, turn)
   if x is None:
     size = loop.plan.groups[bucket.group].size
     return jnp.zeros((turn, loop.batch_size, size), loop.dtype)

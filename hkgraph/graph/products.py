@@ -14,6 +14,8 @@ from hkgraph.graph import schedule as schedule_lib
 # on a CPU what stays in the cache, elsewhere what does not fill the memory.
 CACHE, SMALL, DEVICE = 2**19, 2**22, 2**28
 
+Rows = dict[str, types.Array]
+
 
 def turn_size(members: int, bytes_each: int) -> int:
   """How many members a turn takes: a divisor of their number."""
@@ -57,49 +59,71 @@ def rows_of(stack: types.Array, reads: schedule_lib.Reads) -> types.Array:
 
 
 def side_by_side(
-  bucket: schedule_lib.Bucket, read: Callable[..., Any], i: Any, turn: int
+  bucket: schedule_lib.Bucket,
+  tables: Sequence[Rows],
+  read: Callable[[schedule_lib.Reads, Rows], types.Array],
+  i: Any,
+  turn: int,
 ) -> types.Array | None:
   """The inputs of the members of turn `i`, along the last axis.
 
   Args:
     bucket: The bucket.
-    read: Maps reads and their tables, `near` and `delay` of shape `[q, F]`,
-      to `[q, F, ..., n]`.
+    tables: For each of its reads, from where: arrays `[m, F, ...]`.
+    read: Maps reads and their rows of the tables, `[q, F, ...]`, to what is
+      read, side by side: `[q, ..., F * n]`.
     i: Number of the turn.
     turn: Members in a turn, `q`.
 
   Returns:
     Shape `[q, ..., K]`; None if nothing is read.
   """
-  parts = []
-  for reads in bucket.reads:
-    rows = {
-      'near': cut(jnp.array(reads.near), i, turn),
-      'delay': cut(jnp.array(reads.delay), i, turn),
-    }
-    if turn > 1 or reads.fan_in == 1:
-      columns = [
-        read(reads, {k: v[:, f : f + 1] for k, v in rows.items()})[:, 0]
-        for f in range(reads.fan_in)
-      ]
-      parts += columns
-      continue
-
-    def column(j, reads=reads, rows=rows):
-      one = {k: lax.dynamic_slice_in_dim(v, j, 1, 1) for k, v in rows.items()}
-      return read(reads, one)[:, 0]
-
-    shape = jax.eval_shape(column, 0)
-    size = shape.shape[-1]
-
-    def put(j, x, column=column, size=size):
-      return lax.dynamic_update_slice_in_dim(x, column(j), j * size, -1)
-
-    wide = (*shape.shape[:-1], reads.fan_in * size)
-    parts.append(
-      lax.fori_loop(0, reads.fan_in, put, jnp.zeros(wide, shape.dtype))
-    )
+  parts = [
+    read(reads, {k: cut(v, i, turn) for k, v in table.items()})
+    for reads, table in zip(bucket.reads, tables, strict=True)
+  ]
   return join(parts, -1)
+
+
+def tables_of(bucket: schedule_lib.Bucket) -> list[Rows]:
+  """Who is read and how late, for each of the reads. Shape `[m, F]`."""
+  return [
+    {'near': jnp.array(reads.near), 'delay': jnp.array(reads.delay)}
+    for reads in bucket.reads
+  ]
+
+
+def by_columns(read: Callable[[Rows], types.Array], rows: Rows) -> types.Array:
+  """Reads one source of all members after the other, side by side.
+
+  Args:
+    read: Maps rows `[q, 1, ...]` to `[q, 1, ..., n]`.
+    rows: From where, shape `[q, F, ...]`.
+
+  Returns:
+    Shape `[q, ..., F * n]`.
+  """
+  turn, fan_in = rows['near'].shape
+  if turn > 1 or fan_in == 1:
+    columns = [
+      read({k: v[:, f : f + 1] for k, v in rows.items()})[:, 0]
+      for f in range(fan_in)
+    ]
+    return join(columns, -1)
+
+  def column(j):
+    return read(
+      {k: lax.dynamic_slice_in_dim(v, j, 1, 1) for k, v in rows.items()}
+    )[:, 0]
+
+  one = jax.eval_shape(column, 0)
+  size = one.shape[-1]
+
+  def put(j, x):
+    return lax.dynamic_update_slice_in_dim(x, column(j), j * size, -1)
+
+  wide = jnp.zeros((*one.shape[:-1], fan_in * size), one.dtype)
+  return lax.fori_loop(0, fan_in, put, wide)
 
 
 @jax.custom_vjp

@@ -13,6 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from hkgraph import trees, types
+from hkgraph.graph import products
 from hkgraph.graph import schedule as schedule_lib
 from hkgraph.modules import history
 
@@ -94,6 +95,16 @@ class Reader(abc.ABC):
     shape = at_once.shape + (1,) * (now.ndim - at_once.ndim)
     return jnp.where(at_once.reshape(shape), now, late)
 
+  def tables(self, bucket: schedule_lib.Bucket) -> list[products.Rows]:
+    """From where a bucket reads, for `side_by_side`. Shape `[m, F, ...]`."""
+    return products.tables_of(bucket)
+
+  def side_by_side(
+    self, reads: schedule_lib.Reads, rows: products.Rows
+  ) -> types.Array:
+    """What several members read: rows `[q, F]` to `[q, *lead, F * n]`."""
+    return products.by_columns(lambda rows: self.read(reads, rows), rows)
+
   @abc.abstractmethod
   def _delayed_one(self, group: int, i: int, delay: int) -> types.Array:
     """As `one`, for a positive delay."""
@@ -124,6 +135,38 @@ class StepReader(Reader):
   ):
     super().__init__(plan, state)
     self.lead = (batch_size,)
+
+  def tables(self, bucket):
+    """Adds where in a ring each element finds what it reads. `[m, B, F]`."""
+    tables = super().tables(bucket)
+    for reads, table in zip(bucket.reads, tables, strict=True):
+      group = self.plan.groups[reads.group]
+      if group.length > 1 and any(map(any, reads.delay)):
+        past = self.state[state_name(reads.group)]
+        delay = table['delay'][:, None]
+        slot = jnp.mod(past.position[None, :, None] - delay, group.length)
+        place = slot * len(group.names) + table['near'][:, None]
+        known = past.age[None, :, None] >= delay
+        # Once for all; fused, both would be worked out for every number read.
+        place, known = lax.optimization_barrier((place, known))
+        table |= {'place': place, 'known': known}
+    return tables
+
+  def side_by_side(self, reads, rows):
+    if 'place' not in rows:
+      return super().side_by_side(reads, rows)
+    values = self.state[state_name(reads.group)].values
+    ring = values.reshape(self.lead[0], -1, values.shape[-1])
+
+    def take(x, rows):
+      return x.at[rows].get(mode='promise_in_bounds')
+
+    x = jax.vmap(take, (0, 1), 1)(ring, rows['place'])  # [q, B, F, n]
+    x = jnp.where(rows['known'][..., None], x, 0)
+    if 0 in sum(reads.delay, ()):
+      now = jax.vmap(take, (1, None), 1)(self.now(reads.group), rows['near'])
+      x = jnp.where((rows['delay'] == 0)[:, None, :, None], now, x)
+    return x.reshape(*x.shape[:2], -1)
 
   def _delayed_one(self, group, i, delay):
     near, delay = jnp.array([[i]]), jnp.array([[delay]])

@@ -38,8 +38,11 @@ def empty(value: types.ArrayTree, length: int) -> History:
     lambda x: jnp.zeros((x.shape[0], length, *x.shape[1:]), x.dtype), value
   )
   batch_size = jax.tree.leaves(value)[0].shape[0]
-  zeros = jnp.zeros(batch_size, jnp.int32)
-  return History(values=values, position=zeros, age=zeros)
+  return History(
+    values=values,
+    position=jnp.zeros(batch_size, jnp.int32),
+    age=jnp.zeros(batch_size, jnp.int32),  # Its own: both may be donated.
+  )
 
 
 def reset(history: History, is_first: types.Array) -> History:

@@ -94,6 +94,11 @@ class OfRowsTest(absltest.TestCase):
     np.testing.assert_array_equal(history.read(rows, 1, zero), [7, 7, 7, 7])
     np.testing.assert_array_equal(history.read(rows, 2, zero), [1, 2, 3, 4])
 
+  def test_a_new_one_can_be_given_away(self):
+    h = history.empty(jnp.ones((3, 2)), 4)
+    h = jax.jit(history.write, donate_argnums=0)(h, jnp.ones((3, 2)))
+    np.testing.assert_array_equal(h.age, [1, 1, 1])
+
 
 if __name__ == '__main__':
   absltest.main()
