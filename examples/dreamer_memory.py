@@ -6,6 +6,7 @@ connections; the paper's gated recurrence is trained beside it.
 """
 
 import argparse
+import pathlib
 
 import hkgraph as hg
 
@@ -28,6 +29,8 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--quick', action='store_true', help='a small budget')
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--only', choices=['graph', 'gated'])
+  parser.add_argument('--run-dir', type=pathlib.Path, help='keeps the runs')
   args = parser.parse_args()
   config = hg.DreamerConfig(
     num_steps=20,
@@ -39,14 +42,16 @@ def main():
     free_nats=2.0,  # A cue of four is 1.4 nats, each of which counts.
   )
   env = hg.envs.make('delayed_recall', delay=DELAY)
-  memories = {'graph': make_memory(), 'gated recurrence': 'auto'}
-  for name, memory in memories.items():
+  for name, memory in {'graph': make_memory(), 'gated': 'auto'}.items():
+    if args.only not in (name, None):
+      continue
     result = hg.train(
       env,
       memory,
       config,
       total_steps=1_000 if args.quick else 60_000,
       seed=args.seed,
+      run_dir=args.run_dir and args.run_dir / name,
       progress=False,
     )
     print(f'{name}: {result.evaluation.mean:.0%} right', flush=True)

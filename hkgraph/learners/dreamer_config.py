@@ -66,6 +66,10 @@ class DreamerConfig:
       exceeds, above 0; `None` does not clip.
     entropy_cost: Weight of the actor's entropy, at least 0.
     free_nats: KL below which the latents are not regularised, at least 0.
+    reconstruction_cost: Weight of the decoder's loss, at least 0. What the
+      latents tell costs up to `free_nats` nothing and then its weight; where
+      observations vary by much less than 1, a weight well above 1 makes it
+      worth its price.
     dynamics_cost: Weight of the KL that moves the prior, at least 0.
     representation_cost: Weight of the KL that moves the posterior, at least 0.
     unimix: Share of the uniform distribution in latents and discrete actions,
@@ -106,6 +110,7 @@ class DreamerConfig:
   max_grad_norm: float | None = 100.0
   entropy_cost: float = 3e-4
   free_nats: float = 1.0
+  reconstruction_cost: float = 1.0
   dynamics_cost: float = 1.0
   representation_cost: float = 0.1
   unimix: float = 0.01
@@ -145,7 +150,7 @@ class DreamerConfig:
       check.check_above_zero('max_grad_norm', self.max_grad_norm)
     for name in (
       *('entropy_cost', 'free_nats', 'dynamics_cost'),
-      *('representation_cost', 'slow_cost'),
+      *('representation_cost', 'reconstruction_cost', 'slow_cost'),
     ):
       check.check_number(name, getattr(self, name), 'at least 0', 0)
     check.check_number('unimix', self.unimix, 'in [0, 1]', 0, 1)

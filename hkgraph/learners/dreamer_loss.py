@@ -130,6 +130,7 @@ def _model_loss(world, params, observed, rows, config):
     rows.is_first,
     jnp.ones(rows.is_first.shape, bool),
     free_nats=config.free_nats,
+    reconstruction_cost=config.reconstruction_cost,
     dynamics_cost=config.dynamics_cost,
     representation_cost=config.representation_cost,
   )

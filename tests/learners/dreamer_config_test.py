@@ -37,6 +37,7 @@ class DreamerConfigTest(parameterized.TestCase):
     ('free_nats', -1.0),
     ('dynamics_cost', math.inf),
     ('representation_cost', math.nan),
+    ('reconstruction_cost', -1.0),
     ('slow_cost', -0.5),
     ('unimix', -0.01),
     ('unimix', 1.5),
