@@ -13,7 +13,9 @@ Prints milliseconds of a full update (the median of several): the batch is
 drawn, then world model, actor and critic make a step each. navix has a function
 for each of the three, which are compiled and timed one by one and added up, as
 its `update` scans them one by one; hkgraph has one. The first call includes all
-that is compiled for it. Each has a process of its own.
+that is compiled for it. And seconds until a whole training is compiled as one
+program, which is how navix runs its agents: networks, environments, acting,
+replay and updates. Each has a process of its own.
 """
 
 import argparse
@@ -29,18 +31,21 @@ import jax.numpy as jnp
 import numpy as np
 
 import hkgraph as hg
+from hkgraph.envs import wrappers
+from hkgraph.training import actor
 
-SHAPE, NUM_ACTIONS = (5, 5, 3), 7
+ENVIRONMENT, SHAPE, NUM_ACTIONS = 'Navix-Empty-5x5-v0', (5, 5, 3), 7
 NUM_STEPS, NUM_ENVS = 128, 16
 WHATS = {
   'update': ('full update', '{:,.0f} ms', 1e3),
   'first_call': ('its first call', '{:.1f} s', 1),
+  'training': ('compilation of a whole training', '{:.1f} s', 1),
 }
+NUM_UPDATES = 48
 MAKE = hg.make_dreamer  # Imported before anything is timed.
 
 
-def ours(dtype):
-  """The update of hkgraph, as functions of nothing that are called in turn."""
+def our_agent(dtype):
   config = hg.DreamerConfig(
     num_envs=NUM_ENVS,
     num_steps=NUM_STEPS,
@@ -64,6 +69,34 @@ def ours(dtype):
     config,
     core=lambda: hk.GRU(200),
   )
+  return agent, config
+
+
+def our_training(dtype):
+  """A training of hkgraph: a function of a key."""
+  agent, config = our_agent(dtype)
+  env = wrappers.vectorize(hg.envs.make(f'navix:{ENVIRONMENT}'), NUM_ENVS)
+
+  def update(state, _):
+    learner, acting = state
+    acting, trajectory, _ = actor.rollout(
+      agent, env, learner, acting, config.num_steps
+    )
+    learner, metrics = agent.update(learner, trajectory)
+    return (learner, acting), metrics
+
+  def train(key):
+    learner_key, actor_key = jax.random.split(key)
+    learner = agent.init(learner_key, actor.example_rows(env))
+    acting = actor.initial_actor_state(agent, env, actor_key)
+    return jax.lax.scan(update, (learner, acting), length=NUM_UPDATES)
+
+  return train
+
+
+def ours(dtype):
+  """The update of hkgraph, as functions of nothing that are called in turn."""
+  agent, _ = our_agent(dtype)
   key = jax.random.key(0)
   rows = (NUM_STEPS + 1, NUM_ENVS)
   timestep = hg.TimeStep(
@@ -90,28 +123,35 @@ def ours(dtype):
   return [step]
 
 
-def theirs(dtype):
-  """The three steps of navix."""
-  del dtype
+def their_agent(**hyperparameters):
   import navix
   from navix import agents
   from navix.agents import dreamer
 
-  env = navix.make(
-    'Navix-Empty-5x5-v0', observation_fn=navix.observations.symbolic
-  )
-  sizes = agents.DreamerHparams()
+  env = navix.make(ENVIRONMENT, observation_fn=navix.observations.symbolic)
+  sizes = agents.DreamerHparams(**hyperparameters)
   world = dreamer.WorldModel(int(np.prod(SHAPE)), NUM_ACTIONS, sizes)
   actor = dreamer.Actor(NUM_ACTIONS, sizes.hidden_size)
   critic = dreamer.Critic(sizes.hidden_size, sizes.bins)
-  agent = agents.Dreamer(sizes, env, world, actor, critic)
+  return agents.Dreamer(sizes, env, world, actor, critic)
+
+
+def their_training(dtype):
+  """A training of navix: a function of a key."""
+  del dtype
+  return their_agent(budget=NUM_UPDATES * NUM_STEPS * NUM_ENVS).train
+
+
+def theirs(dtype):
+  """The three steps of navix."""
+  del dtype
+  from navix.agents import dreamer
+
+  agent = their_agent()
+  parts = agent.hparams, agent.env, agent.world, agent.actor, agent.critic
   key = jax.random.key(0)
   state = jax.block_until_ready(
-    jax.jit(
-      lambda key: dreamer.DreamerTrainState.create(
-        key, sizes, env, world, actor, critic
-      )
-    )(key)
+    jax.jit(lambda key: dreamer.DreamerTrainState.create(key, *parts))(key)
   )
   shape = state.replay.obs.shape
   replay = state.replay.replace(
@@ -168,7 +208,11 @@ def theirs(dtype):
 
 def measure(whose, dtype, repeats):
   """Seconds of a first and of a later full update."""
-  steps = {'hkgraph': ours, 'navix': theirs}[whose](dtype)
+  make_steps, make_training = {
+    'hkgraph': (ours, our_training),
+    'navix': (theirs, their_training),
+  }[whose]
+  steps = make_steps(dtype)
 
   def seconds(step):
     start = time.perf_counter()
@@ -177,7 +221,14 @@ def measure(whose, dtype, repeats):
 
   first_call = sum(map(seconds, steps))
   times = [sum(map(seconds, steps)) for _ in range(repeats)]
-  return {'first_call': first_call, 'update': float(np.median(times))}
+  jax.clear_caches()
+  start = time.perf_counter()
+  jax.jit(make_training(dtype)).lower(jax.random.key(0)).compile()
+  return {
+    'first_call': first_call,
+    'update': float(np.median(times)),
+    'training': time.perf_counter() - start,
+  }
 
 
 def measure_apart(whose, dtype, repeats):

@@ -98,7 +98,7 @@ def ours(algo):
 
   def train(key):
     learner_key, actor_key = jax.random.split(key)
-    learner = agent.init(learner_key, envs.reset(actor_key)[1])
+    learner = agent.init(learner_key, actor.example_rows(envs))
     acting = actor.initial_actor_state(agent, envs, actor_key)
     (learner, _), (finished, succeeded, metrics) = jax.lax.scan(
       update, (learner, acting), length=UPDATES

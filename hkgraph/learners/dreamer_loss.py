@@ -1,6 +1,7 @@
 """What DreamerV3 makes of replayed rows: one loss for all that it learns."""
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 import chex
@@ -40,14 +41,39 @@ class _Imagined:
   Attributes:
     features: Of the start and of each step.
     action: What was done, in the policy's own space.
-    reward: Of the transition into each row; 0 for the start.
+    reward: Of the transition into each row; without meaning for the start.
     continues: Probability that it does not terminate; for the start as it was.
+    value: By the critic.
+    slow_value: By the slow critic.
   """
 
   features: types.Array  # [H + 1, N, F]
-  action: types.ArrayTree  # [H, N, ...]
+  action: types.ArrayTree  # [H + 1, N, ...]
   reward: types.Array  # [H + 1, N]
   continues: types.Array  # [H + 1, N]
+  value: types.Array  # [H + 1, N]
+  slow_value: types.Array  # [H + 1, N]
+
+
+@chex.dataclass(frozen=True, mappable_dataclass=False)
+class _Lesson:
+  """What actor and critic learn from.
+
+  Attributes:
+    features: Of the row.
+    action: What was done there.
+    advantage: Of that, by the scale of the returns.
+    target: The return.
+    slow_value: By the slow critic.
+    weight: How much the row counts.
+  """
+
+  features: types.Array  # [..., N, F]
+  action: types.ArrayTree  # [..., N, ...]
+  advantage: types.Array  # [..., N]
+  target: types.Array  # [..., N]
+  slow_value: types.Array  # [..., N]
+  weight: types.Array  # [..., N]
 
 
 def encode_previous(
@@ -104,10 +130,11 @@ def make_loss(
     model_loss, metrics = _model_loss(
       world, params['world_model'], observed, rows, config
     )
-    imagined = imagine(frozen, lax.stop_gradient(observed), rows, imagine_key)
-    behaviour_loss, return_range, more = score(
-      params, slow_critic, return_range, imagined
+    # Nothing of it is differentiated: credit flows through log-densities.
+    imagined = lax.stop_gradient(
+      imagine(frozen, slow_critic, observed, rows, imagine_key)
     )
+    behaviour_loss, return_range, more = score(params, return_range, imagined)
     return model_loss + behaviour_loss, (return_range, metrics | more)
 
   return loss_fn
@@ -137,36 +164,39 @@ def _model_loss(world, params, observed, rows, config):
 
 
 def _make_imagine(networks, action_spec, config):
-  """Makes `(frozen params, observed, rows, key) -> _Imagined`."""
+  """Makes `(frozen params, slow critic, observed, rows, key) -> _Imagined`.
+
+  All that is asked of a row is worked out in its turn, while it is at hand.
+  """
   world = networks.world
 
-  def imagine(frozen, observed, rows, key):
+  def imagine(frozen, slow_critic, observed, rows, key):
     params = frozen['world_model']
 
     def act(features, key):
       policy = networks.actor(frozen['actor'], features)
       action = distributions.sample(policy, key)
-      return heads.encode_action(action_spec, action), action
+      row = _Imagined(
+        features=features,
+        action=action,
+        reward=world['reward'](params, features).mean(),
+        continues=world['continues'](params, features).mean(),
+        value=networks.critic(frozen['critic'], features).mean(),
+        slow_value=networks.critic(slow_critic, features).mean(),
+      )
+      return heads.encode_action(action_spec, action), row
 
-    start = observed.features
+    states, start = lax.stop_gradient((observed.states, observed.features))
     start = start.reshape(-1, start.shape[-1])
-    features, action = world['imagine'](
-      params, observed.states, start, act, config.horizon, key
-    )
-    continues = _each_step(
-      lambda x: world['continues'](params, x).mean(), features[1:]
-    )
-    reward = _each_step(
-      lambda x: world['reward'](params, x).mean(), features[1:]
+    # One step more than is used, so that the last row has its turn, too.
+    _, imagined = world['imagine'](
+      params, states, start, act, config.horizon + 1, key
     )
     # What a row that opens an episode says of its transition is nobody's.
     goes_on = jnp.where(rows.is_first, 1, rows.discount).reshape(1, -1)
-    return _Imagined(
-      features=features,
-      action=action,
-      reward=jnp.concatenate([jnp.zeros_like(reward[:1]), reward]),
-      continues=jnp.concatenate([goes_on.astype(continues.dtype), continues]),
-    )
+    continues = imagined.continues
+    goes_on = goes_on.astype(continues.dtype)
+    return imagined.replace(continues=jnp.concatenate([goes_on, continues[1:]]))
 
   return imagine
 
@@ -174,20 +204,27 @@ def _make_imagine(networks, action_spec, config):
 def _make_score(networks, config):
   """Makes the loss of actor and critic on what was imagined."""
 
-  def score(params, slow_critic, return_range, imagined):
-    # Nothing of it is differentiated: credit flows through log-densities.
-    imagined = lax.stop_gradient(imagined)
-    features, continues = imagined.features, imagined.continues
-    policy = _each_step(
-      lambda x: networks.actor(params['actor'], x), features[:-1]
+  def step_loss(params, lesson):
+    """The loss of the rows of one step, and metrics."""
+    policy = networks.actor(params['actor'], lesson.features)
+    actor_loss, metrics = losses.actor_loss(
+      distributions.log_prob(policy, lesson.action),
+      distributions.entropy(policy),
+      lesson.advantage,
+      lesson.weight,
+      entropy_cost=config.entropy_cost,
     )
-    critic = _each_step(
-      lambda x: networks.critic(params['critic'], x), features
+    critic_loss, more = losses.critic_loss(
+      networks.critic(params['critic'], lesson.features),
+      lesson.target,
+      lesson.slow_value,
+      lesson.weight,
+      slow_cost=config.slow_cost,
     )
-    slow_value = _each_step(
-      lambda x: networks.critic(slow_critic, x).mean(), features[:-1]
-    )
-    value = lax.stop_gradient(critic.mean())
+    return actor_loss + critic_loss, metrics | more
+
+  def score(params, return_range, imagined):
+    continues, value = imagined.continues, imagined.value
     target = losses.imagined_returns(
       imagined.reward,
       continues,
@@ -195,40 +232,77 @@ def _make_score(networks, config):
       gamma=config.discount,
       lambda_=config.lambda_,
     )
-    weight = losses.imagined_weights(continues, gamma=config.discount)
     return_range = losses.update_range(
       return_range, target, rate=config.return_rate
     )
     scale = losses.return_scale(return_range)
-    actor_loss, metrics = losses.actor_loss(
-      distributions.log_prob(policy, imagined.action),
-      distributions.entropy(policy),
-      (target - value[:-1]) / scale,
-      weight,
-      entropy_cost=config.entropy_cost,
+    weight = losses.imagined_weights(continues, gamma=config.discount)
+    features, action, slow_value = jax.tree.map(
+      lambda x: x[:-1],
+      (imagined.features, imagined.action, imagined.slow_value),
     )
-    critic_loss, more = losses.critic_loss(
-      jax.tree.map(lambda x: x[:-1], critic),
-      target,
-      slow_value,
-      weight,
-      slow_cost=config.slow_cost,
+    lessons = _Lesson(
+      features=features,
+      action=action,
+      advantage=(target - value[:-1]) / scale,
+      target=target,
+      slow_value=slow_value,
+      weight=weight,
     )
-    metrics |= more
+    params = {name: params[name] for name in ('actor', 'critic')}
+    loss, metrics = _mean_of_steps(step_loss, params, lessons)
+    weights = jnp.sum(weight, axis=1)
+    metrics = {
+      # As over all rows at once: a loss is a mean, all else goes by weight.
+      name: jnp.mean(x) if 'loss' in name else losses.weighted_mean(x, weights)
+      for name, x in metrics.items()
+    }
     metrics |= {
       'imagined_reward': jnp.mean(imagined.reward[1:]),
       'imagined_continues': jnp.mean(continues[1:]),
       'return_scale': scale,
     }
-    return actor_loss + critic_loss, return_range, metrics
+    return loss, return_range, metrics
 
   return score
 
 
-def _each_step(fn: Callable[[types.Array], Any], x: types.Array) -> Any:
-  """Applies `fn` to one imagined step after the other.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _mean_of_steps(fn: Callable[..., Any], params: Any, xs: Any) -> Any:
+  """The mean of a loss over steps, with metrics of each step.
 
-  Activations of one step fit into a cache, and are cheaper to compute again for
-  the gradient than to keep.
+  Its gradient is taken step by step along with it, while the activations of a
+  step are at hand: they are neither kept nor worked out twice.
+
+  Args:
+    fn: `(params, x) -> (loss, metrics)`.
+    params: What the loss is differentiated for.
+    xs: Steps along the leading axis, without gradient.
   """
-  return lax.map(jax.checkpoint(fn), x)
+  loss, metrics = lax.map(lambda x: fn(params, x), xs)
+  return jnp.mean(loss), metrics
+
+
+def _mean_of_steps_fwd(fn, params, xs):
+  def step(total, x):
+    (loss, metrics), grads = jax.value_and_grad(fn, has_aux=True)(params, x)
+    total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grads)
+    return total, (loss, metrics)
+
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
+    params,
+  )
+  total, (loss, metrics) = lax.scan(step, zeros, xs)
+  count = loss.shape[0]
+  grads = jax.tree.map(lambda g, x: (g / count).astype(x.dtype), total, params)
+  return (jnp.mean(loss), metrics), grads
+
+
+def _mean_of_steps_bwd(fn, grads, cotangents):
+  del fn
+  scale, _ = cotangents
+  return jax.tree.map(lambda g: (scale * g).astype(g.dtype), grads), None
+
+
+_mean_of_steps.defvjp(_mean_of_steps_fwd, _mean_of_steps_bwd)

@@ -336,8 +336,8 @@ def actor_loss(
   loss = -jnp.mean(weight * gain)
   metrics = {
     'actor_loss': loss,
-    'entropy': _weighted_mean(entropy, weight),
-    'advantage_magnitude': _weighted_mean(jnp.abs(advantage), weight),
+    'entropy': weighted_mean(entropy, weight),
+    'advantage_magnitude': weighted_mean(jnp.abs(advantage), weight),
   }
   return loss, metrics
 
@@ -377,12 +377,13 @@ def critic_loss(
   loss = -jnp.mean(weight * log_prob)
   metrics = {
     'critic_loss': loss,
-    'value_mean': _weighted_mean(value_distribution.mean(), weight),
-    'target_mean': _weighted_mean(target, weight),
+    'value_mean': weighted_mean(value_distribution.mean(), weight),
+    'target_mean': weighted_mean(target, weight),
   }
   return loss, metrics
 
 
-def _weighted_mean(x: types.Array, weight: types.Array) -> types.Array:
+def weighted_mean(x: types.Array, weight: types.Array) -> types.Array:
+  """Computes `sum(weight x) / sum(weight)`; 0 if nothing has weight."""
   tiny = jnp.finfo(weight.dtype).tiny
   return jnp.sum(weight * x) / jnp.maximum(jnp.sum(weight), tiny)

@@ -9,6 +9,7 @@ import numpy as np
 
 from hkgraph import network as network_lib
 from hkgraph.envs import protocol, wrappers
+from hkgraph.training import actor
 
 
 def check_discrete(action_spec: protocol.Spec, name: str) -> None:
@@ -44,8 +45,9 @@ def check_number(network: network_lib.Network, env: Any) -> None:
     ValueError: If heads or numbers of actions differ.
   """
 
+  timestep = actor.example_rows(wrappers.vectorize(env, 1))
+
   def run(key):
-    _, timestep = wrappers.vectorize(env, 1).reset(key)
     params, state = network.init(key, timestep.observation)
     outputs, _ = network.apply(
       params, state, key, timestep.observation, timestep.first()

@@ -30,6 +30,21 @@ class ActorState:
   key: chex.PRNGKey
 
 
+def example_rows(env: protocol.BatchedEnvironment) -> types.TimeStep:
+  """Rows as `env` shows them, but for their numbers: what `Agent.init` takes.
+
+  Nothing is reset for them: they cost no compilation.
+
+  Args:
+    env: A batched environment.
+
+  Returns:
+    `FIRST` rows, 0 everywhere. Shape `[B, ...]`.
+  """
+  _, timestep = jax.eval_shape(env.reset, jax.random.key(0))
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), timestep)
+
+
 def initial_actor_state(
   agent: Agent, env: protocol.BatchedEnvironment, key: chex.PRNGKey
 ) -> ActorState:

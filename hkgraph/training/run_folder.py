@@ -26,6 +26,7 @@ from hkgraph.envs import protocol, wrappers
 from hkgraph.graph import spec as spec_lib
 from hkgraph.learners import agent as agent_lib
 from hkgraph.training import (
+  actor,
   algorithms,
   checkpoint,
   evaluator,
@@ -234,13 +235,8 @@ def restore(
     description.config,
     normalize=description.normalize,
   )
-  key = jax.random.key(0)
-
-  def init(key):
-    _, timestep = wrappers.vectorize(env, 1).reset(key)
-    return agent.init(key, timestep)
-
-  like = jax.eval_shape(init, key)
+  rows = actor.example_rows(wrappers.vectorize(env, 1))
+  like = jax.eval_shape(agent.init, jax.random.key(0), rows)
   weights = load_weights(run_dir, like.params, like.statistics)
   return env, agent, *weights
 

@@ -59,8 +59,8 @@ def make_update(
   envs_ = wrappers.EpisodeStatistics(wrappers.vectorize(env, config.num_envs))
 
   def start(key):
-    learner_key, actor_key, row_key = jax.random.split(key, 3)
-    learner_state = agent.init(learner_key, envs_.reset(row_key)[1])
+    learner_key, actor_key = jax.random.split(key)
+    learner_state = agent.init(learner_key, actor.example_rows(envs_))
     actor_state = actor.initial_actor_state(agent, envs_, actor_key)
     return learner_state, actor_state
 

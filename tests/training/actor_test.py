@@ -37,8 +37,7 @@ class Acting:
 
   def start(self, seed=0):
     learner_key, actor_key = jax.random.split(jax.random.key(seed))
-    _, timestep = self.env.reset(actor_key)
-    learner_state = self.agent.init(learner_key, timestep)
+    learner_state = self.agent.init(learner_key, actor.example_rows(self.env))
     return learner_state, actor.initial_actor_state(
       self.agent, self.env, actor_key
     )
@@ -52,6 +51,20 @@ def two_rollouts():
   states, *one = acting.rollout(learner_state, states)
   _, *two = acting.rollout(learner_state, states)
   return acting, learner_state, one, two
+
+
+class ExampleRowsTest(absltest.TestCase):
+  def test_they_are_alike_and_nothing_is_reset(self):
+    env = wrappers.Vectorize(fakes.Episodes(), B)
+    _, shown = env.reset(jax.random.key(0))
+    rows = actor.example_rows(env)
+    chex.assert_trees_all_equal_shapes_and_dtypes(rows, shown)
+    self.assertTrue(rows.first().all())
+    # All that a program computes for them is zeros.
+    text = jax.jit(lambda: actor.example_rows(env)).lower().as_text()
+    self.assertNotIn('stablehlo.while', text)
+    self.assertNotIn('random', text)
+    self.assertNotIn('stablehlo.add', text)
 
 
 class RolloutTest(absltest.TestCase):
