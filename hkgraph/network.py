@@ -231,7 +231,7 @@ def policy_network(
   head_sizes = jax.tree.leaves(heads.input_size(action_spec))
   wanted = [*zip(jax.tree.leaves(policy), head_sizes, strict=True)]
   wanted += [(key, 1) for key in jax.tree.leaves(value)]
-  _check_outputs(spec, wanted, '`policy` and `value`')
+  _check_outputs(spec, wanted, 'a policy', action_spec, '`policy` and `value`')
 
   def fn(inputs):
     outputs = _read_graph(spec, inputs, normalize, dtype)
@@ -277,7 +277,7 @@ def q_network(
     q = {key: f'{q}_{key}' for key in action_spec}
   sizes = jax.tree.leaves(towers.num_actions(action_spec))
   wanted = [*zip(jax.tree.leaves(q), sizes, strict=True)]
-  _check_outputs(spec, wanted, '`q`')
+  _check_outputs(spec, wanted, 'action values', action_spec, '`q`')
 
   def fn(inputs):
     outputs = _read_graph(spec, inputs, normalize, dtype)
@@ -309,7 +309,7 @@ def _of_graph(fn, spec, dtype) -> Network:
   return network
 
 
-def _check_outputs(spec, wanted, arguments) -> None:
+def _check_outputs(spec, wanted, what, action_spec, arguments) -> None:
   """Checks that the graph has the outputs `wanted`, pairs of key and size."""
   sizes = {p.output_to: p.size for p in spec.outputs}
   faults = [
@@ -320,8 +320,9 @@ def _check_outputs(spec, wanted, arguments) -> None:
   ]
   if faults:
     raise ValueError(
-      f'the graph has the outputs {sizes} (name and size); '
-      f'{"; ".join(faults)}: declare them with '
+      f'the graph has the outputs {sizes} (name and size), but for {what} over '
+      f'{action_spec} {"; ".join(faults)} (a policy takes a logit for each '
+      'choice, or a mean and a scale for each number): declare them with '
       f'`add_output(name, size, output_to=...)`, or say with {arguments} '
       'which outputs to take'
     )

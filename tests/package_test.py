@@ -29,7 +29,7 @@ PUBLIC = """
 # From low to high; equals do not import each other, but within one package.
 _RANKS = (
   ('types',),
-  ('trees',),
+  ('trees', 'packages'),
   (
     'graph.spec graph.builder graph.validate graph.schedule graph.activations '
     'graph.drawing graph.layout graph.routes graph.text modules losses data '

@@ -19,7 +19,7 @@ BLOCKS = _blocks(README)
 
 class ReadmeTest(parameterized.TestCase):
   def test_there_is_code(self):
-    self.assertLen(BLOCKS, 6)
+    self.assertLen(BLOCKS, 7)
 
   @parameterized.parameters(range(len(BLOCKS)))
   @pytest.mark.heavy

@@ -19,7 +19,7 @@ from jax import experimental
 import jax.numpy as jnp
 import numpy as np
 
-from hkgraph import types
+from hkgraph import packages, types
 from hkgraph.envs import protocol, suites
 
 _FIRST, _MID, _LAST = (np.int32(x) for x in types.StepType)
@@ -98,7 +98,7 @@ class Gymnasium(_Specs):
     return self.reset(None)
 
   def _make(self):
-    return suites.load('gymnasium').make(self._name, **self._kwargs)
+    return packages.load('gymnasium').make(self._name, **self._kwargs)
 
 
 class GymnasiumBatch(_Specs):
@@ -190,7 +190,7 @@ class GymnasiumBatch(_Specs):
 
   def _host_reset(self, seeds):
     if self._envs is None:
-      vector = suites.load('gymnasium').vector
+      vector = packages.load('gymnasium').vector
       self._envs = vector.SyncVectorEnv(
         [self._make] * self._num_envs,
         autoreset_mode=vector.AutoresetMode.NEXT_STEP,
@@ -246,7 +246,7 @@ def make(
     ValueError: If there is no such environment, or one of its spaces is
       neither an array nor a dict of them.
   """
-  gymnasium = suites.load('gymnasium')
+  gymnasium = packages.load('gymnasium')
   if ':' not in name:  # Else a module is imported that registers it.
     suites.check_name('gymnasium has no environment', name, gymnasium.registry)
   if max_steps is not None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkgraph import types
+from hkgraph import packages, types
 from hkgraph.envs import protocol, suites, wrappers
 
 
@@ -114,7 +114,7 @@ def make(
     ImportError: If gymnax is not installed.
     ValueError: If there is no such environment or parameter.
   """
-  gymnax = suites.load('gymnax')
+  gymnax = packages.load('gymnax')
   suites.check_name('gymnax has no environment', name, gymnax.registered_envs)
   env, defaults = gymnax.make(name, **kwargs)
   for field in params or {}:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkgraph import types
+from hkgraph import packages, types
 from hkgraph.envs import protocol, suites
 
 _OBSERVATIONS = (
@@ -174,4 +174,4 @@ def make(
 
 
 def _navix():
-  return suites.load('navix')
+  return packages.load('navix')

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkgraph import types
+from hkgraph import packages, types
 from hkgraph.envs import protocol, suites, wrappers
 
 
@@ -103,7 +103,7 @@ def make(
     ImportError: If pgx is not installed.
     ValueError: If there is no such game, or it has more than one player.
   """
-  pgx = suites.load('pgx')
+  pgx = packages.load('pgx')
   names = pgx.available_envs()
   alone = [n for n in names if n == '2048' or n.startswith('minatar-')]
   if name not in names:

@@ -138,6 +138,59 @@ def cast_like(tree: types.ArrayTree, like: types.ArrayTree) -> types.ArrayTree:
   return canonicalise(jax.tree.map(cast, tree, like))
 
 
+def check_environment(env: Any) -> None:
+  """Checks that one environment is what `Environment` asks for.
+
+  Rows are looked at as they are traced: nothing is run. An environment on the
+  host is taken at its word.
+
+  Raises:
+    TypeError: If it lacks a method, or `reset` or `step` does not return a
+      state and a `TimeStep`.
+    ValueError: If structure or shapes of observations or rewards are not those
+      of its specs.
+  """
+  methods = ('reset', 'step', 'observation_spec', 'action_spec', 'reward_spec')
+  methods = (*methods, 'discount_spec')
+  lacking = [m for m in methods if not callable(getattr(env, m, None))]
+  if lacking:
+    raise TypeError(
+      f'an environment has the methods {", ".join(methods)}, as '
+      f'`hkgraph.envs.protocol.Environment` describes them; {env!r} lacks '
+      f'{", ".join(lacking)} (`hkgraph.envs.make(name)` makes known ones)'
+    )
+  if hasattr(env, 'vectorize') or hasattr(env, 'num_envs'):
+    return
+  result = jax.eval_shape(env.reset, jax.random.key(0))
+  _check_rows('reset', result, env)
+  action = zeros_like_spec(env.action_spec())
+  _check_rows('step', jax.eval_shape(env.step, result[0], action), env)
+
+
+def _check_rows(method: str, result: Any, env: Any) -> None:
+  is_pair = isinstance(result, tuple) and len(result) == 2
+  if not (is_pair and isinstance(result[1], types.TimeStep)):
+    raise TypeError(
+      f'`{method}` of {env!r} must return its state and a `hkgraph.TimeStep`, '
+      f'got {result!r}'
+    )
+  for name in ('observation', 'reward'):
+    wanted, given = (
+      {path: tuple(leaf.shape) for path, leaf in _leaves_by_path(tree).items()}
+      for tree in (getattr(env, f'{name}_spec')(), getattr(result[1], name))
+    )
+    if wanted != given:
+      raise ValueError(
+        f'`{method}` of {env!r} gives {name}s of the shapes '
+        f'{_by_name(name, given)}, but its `{name}_spec()` says '
+        f'{_by_name(name, wanted)}; make them agree'
+      )
+
+
+def _by_name(name: str, shapes: dict[str, tuple[int, ...]]) -> str:
+  return ', '.join(f'{name}{path} {shape}' for path, shape in shapes.items())
+
+
 def check_int(name: str, value: Any, minimum: int = 1) -> int:
   """Returns `value` if it is an integer from `minimum` to 2^31 - 1.
 

@@ -2,33 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 import difflib
-import importlib
-import types
 from typing import Any
 
 from dm_env import specs
 import numpy as np
-
-
-def load(package: str) -> types.ModuleType:
-  """Imports the package of a suite.
-
-  Args:
-    package: Its name, and that of the extra which installs it.
-
-  Raises:
-    ImportError: If it is not installed; names the extra.
-  """
-  try:
-    return importlib.import_module(package)
-  except ModuleNotFoundError as error:
-    if error.name != package:
-      raise
-    raise ImportError(
-      f'environments of the suite {package!r} need the package {package}; '
-      f"install it with: pip install 'hkgraph[{package}]'",
-      name=package,
-    ) from error
 
 
 def check_name(what: str, name: Any, known: Iterable[str]) -> None:

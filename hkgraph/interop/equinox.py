@@ -15,9 +15,9 @@ from jax import lax
 import jax.numpy as jnp
 
 from hkgraph import network as network_lib
-from hkgraph import types
+from hkgraph import packages, types
 from hkgraph.graph import validate
-from hkgraph.interop import equinox_host, foreign, packages
+from hkgraph.interop import equinox_host, foreign, hosting
 from hkgraph.modules import encoding
 
 eqx = packages.load('equinox')
@@ -173,7 +173,12 @@ def _outputs(module, x, key):
   state = types.NetworkState(carry={}, statistics=module.statistics)
   is_first = jnp.ones(1, bool)
   apply = module.network.apply
-  return apply(module.params, state, key, x[None], is_first)[0]
+  remedy = (
+    'call the body with `key=`, or, where the host gives none (as Jaxnasium), '
+    'take a network without noise'
+  )
+  with hosting.telling_of_noise(remedy):
+    return apply(module.params, state, key, x[None], is_first)[0]
 
 
 def _check_no_carry(carry) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkgraph.interop import hosting, packages
+from hkgraph import packages
+from hkgraph.interop import hosting
 
 eqx = packages.load('equinox')
 

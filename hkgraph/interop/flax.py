@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import network as network_lib
-from hkgraph import types
-from hkgraph.interop import flax_hosts, foreign, packages
+from hkgraph import packages, types
+from hkgraph.interop import flax_hosts, foreign, hosting
 
 linen = packages.load('flax.linen', extra='flax')
 nnx = packages.load('flax.nnx', extra='flax')
@@ -179,15 +179,8 @@ class LinenNetwork(linen.Module):
   def _forward(self, run, inputs, is_first):
     params, state = self._variables(is_first.shape[-1])
     key = self.make_rng('noise') if self.has_rng('noise') else None
-    try:
+    with hosting.telling_of_noise("give `rngs={'noise': key}` to `apply`"):
       outputs, state = run(params, state, key, inputs, is_first)
-    except ValueError as error:
-      if type(error).__name__ != 'MissingRNGError':  # Haiku's, and private.
-        raise
-      raise ValueError(
-        "the network draws random numbers: give `rngs={'noise': key}` to "
-        '`apply`'
-      ) from error
     if jax.tree.leaves(state.carry):
       self._put('carry', state.carry)
     return outputs

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkgraph import types
-from hkgraph.interop import hosting, packages
+from hkgraph import packages, types
+from hkgraph.interop import hosting
 
 linen = packages.load('flax.linen', extra='flax')
 nnx = packages.load('flax.nnx', extra='flax')
@@ -142,7 +142,11 @@ class LinenHost(hosting.Host):
     args = args if self._is_recurrent else args[1:]
     # A cache belongs to one element of the batch.
     args = jax.tree.map(lambda x: x[:1], args)
-    with _learning_from(None), linen.intercept_methods(_intercept):
+    with (
+      hosting.telling_of(self.title, args[-1]),
+      _learning_from(None),
+      linen.intercept_methods(_intercept),
+    ):
       variables = self._module.init(_streams(key), *args, method=self._call)
     params, rest, cache = self._split(variables)
     _check_cache(self.title, cache, rest)

@@ -1,7 +1,8 @@
 """A module of another library as pure functions of its variables."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -122,9 +123,43 @@ def build(factory: Callable[..., Any], x: Any, source: str, value: Any) -> Any:
       )
     args = [jnp.shape(x)[-1]]
   kinds = [p.kind for p in parameters.values()]
-  if source in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
-    return factory(*args, **{source: value})
-  return factory(*args, value)
+  by_name = source in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+  try:
+    return (
+      factory(*args, **{source: value}) if by_name else factory(*args, value)
+    )
+  except Exception as error:
+    given = ', '.join([*['in_features'] * len(args), source])
+    raise ValueError(
+      f'`factory`, called with {given} alone, failed with '
+      f'{type(error).__name__}: {error}; give a function of these that makes '
+      f'the module, such as `lambda {given}: ...`'
+    ) from error
+
+
+@contextlib.contextmanager
+def telling_of(title: str, x: Any) -> Iterator[None]:
+  """Tells what is wrong with a module that fails on its inputs."""
+  try:
+    yield
+  except Exception as error:
+    raise ValueError(
+      f'the output size of {title} cannot be inferred from inputs '
+      f'{_shapes(x)}, as calling it on these alone failed with '
+      f'{type(error).__name__}: {error}; give a module for inputs of these '
+      'shapes, or say by `call` how it is to be called'
+    ) from error
+
+
+@contextlib.contextmanager
+def telling_of_noise(remedy: str) -> Iterator[None]:
+  """Tells of a network that draws random numbers and is given no key."""
+  try:
+    yield
+  except ValueError as error:
+    if type(error).__name__ != 'MissingRNGError':  # Haiku's, and private.
+      raise
+    raise ValueError(f'the network draws random numbers: {remedy}') from error
 
 
 def _signature(factory: Callable[..., Any]) -> inspect.Signature:
@@ -177,14 +212,8 @@ def check_and_probe(
   args = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), args
   )
-  try:
+  with telling_of(host.title, x):
     jaxpr, (new, y) = jax.make_jaxpr(call, return_shape=True)(*args)
-  except Exception as error:
-    raise ValueError(
-      f'the output size of {host.title} cannot be inferred from inputs '
-      f'{_shapes(x)}, as calling it on these failed with '
-      f'{type(error).__name__}: {error}'
-    ) from error
   ys = jax.tree.leaves(y)
   if not ys or any(y.shape[:1] != (size,) for y in ys):
     raise ValueError(

@@ -23,9 +23,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from hkgraph import packages
 from hkgraph.graph import activations, core, parameters, validate
 from hkgraph.graph import spec as spec_lib
-from hkgraph.interop import nir_reading, packages
+from hkgraph.interop import nir_reading
 from hkgraph.modules import leaky
 
 nir = packages.load('nir')

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import network as network_lib
-from hkgraph import trees, types
-from hkgraph.interop import packages
+from hkgraph import packages, trees, types
 
 nnx = packages.load('flax.nnx', extra='flax')
 

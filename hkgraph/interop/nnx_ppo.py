@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from hkgraph import network as network_lib
-from hkgraph import types
+from hkgraph import packages, types
 from hkgraph.graph import builder, core, parameters, schedule, validate
 from hkgraph.graph import spec as spec_lib
-from hkgraph.interop import packages
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,8 +177,9 @@ def _check_common(config: PPOConfig | PQNConfig):
 
 def check_count(name: str, value: int, minimum: int = 1):
   if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-    kind = 'a positive' if minimum else 'a non-negative'
-    raise ValueError(f'`{name}` must be {kind} integer, got {value!r}')
+    kinds = {0: 'a non-negative integer', 1: 'a positive integer'}
+    kind = kinds.get(minimum, f'an integer of at least {minimum}')
+    raise ValueError(f'`{name}` must be {kind}, got {value!r}')
 
 
 def check_number(

@@ -176,7 +176,7 @@ class DreamerConfig:
     return self.burn_in + self.sequence_length
 
   def _check_size(self):
-    if self.size not in SIZES:
+    if not isinstance(self.size, str) or self.size not in SIZES:
       near = difflib.get_close_matches(str(self.size), SIZES, 1)
       hint = f'; did you mean {near[0]!r}?' if near else ''
       raise ValueError(
@@ -196,17 +196,18 @@ class DreamerConfig:
 
   def _check_replay(self):
     rows = self.capacity // self.num_envs
+    batch = self.batch_size * self.replayed_rows
+    enough = self.num_envs * max(self.replayed_rows, -(-batch // self.num_envs))
     if rows < self.replayed_rows:
       raise ValueError(
         f'sequences of {self.burn_in} + {self.sequence_length} rows (`burn_in` '
         f'+ `sequence_length`) are longer than the {rows} rows that are stored '
         f'of each of {self.num_envs} environments; take a `capacity` of at '
-        f'least {self.num_envs * self.replayed_rows} frames, or shorter '
-        'sequences'
+        f'least {enough} frames, or shorter sequences'
       )
-    batch = self.batch_size * self.replayed_rows
-    if self.capacity < batch:
+    if rows * self.num_envs < batch:
       raise ValueError(
         f'`capacity` must hold one batch, {self.batch_size} x '
-        f'{self.replayed_rows} = {batch} frames, got {self.capacity}'
+        f'{self.replayed_rows} = {batch} frames, or {enough} of '
+        f'{self.num_envs} environments, got {self.capacity}'
       )

@@ -54,6 +54,8 @@ def categorical_kl(
 ) -> types.Array:
   """Computes KL(p || q) of rows of `S` independent categoricals.
 
+  The divergence of section "World model learning".
+
   Args:
     p: Batch shape `[..., S]`.
     q: Batch shape `[..., S]`.
@@ -190,7 +192,7 @@ def imagined_weights(continues: types.Array, gamma: float) -> types.Array:
     w_0 = c_0,    w_h = w_{h-1} gamma c_h
 
   So what is imagined past a termination counts for nothing, while the row
-  before it counts in full.
+  before it counts in full (the continuation of section "Critic learning").
 
   Args:
     continues: Probability that the episode goes on after the transition into

@@ -25,7 +25,7 @@ their raw data. Each batch element draws from a key of its own, so what it does
 depends neither on the batch size nor on its neighbours.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -255,7 +255,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     ImportError: If `flatbuffers` is not installed.
     IsADirectoryError: If it is a folder.
     ValueError: If the file is damaged, something else, or of a newer version,
-      or if this JAX cannot read what is in it.
+      if this JAX cannot read what is in it, or if it is for other devices.
   """
   if pathlib.Path(path).is_dir():
     raise IsADirectoryError(
@@ -264,16 +264,20 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     )
   header, blobs = policy_file.read(path)
   _check_flatbuffers()
+  exported = []
   try:
-    initial, step = (
-      jax.jit(jax.export.deserialize(bytearray(blobs[name])).call)
-      for name in ('initial', 'step')
-    )
+    for name in ('initial', 'step'):
+      exported.append(jax.export.deserialize(bytearray(blobs[name])))
+      exported[
+        -1
+      ].mlir_module()  # Else it would be read at the first call only.
   except Exception as error:
     raise ValueError(
       f'JAX {jax.__version__} cannot read {path}, which JAX {header["jax"]} '
-      f'wrote ({error}); JAX reads exports that are up to six months older'
+      f'wrote ({error}); install that JAX, or one of the six months after it'
     ) from error
+  _check_backend(path, exported[1].platforms)
+  initial, step = (jax.jit(e.call) for e in exported)
   return Policy(initial_carry=initial, step=step, header=header)
 
 
@@ -407,6 +411,16 @@ def _check_platforms(platforms: Any) -> None:
     raise ValueError(
       f'`platforms` must be a tuple of some of {_KNOWN_PLATFORMS}, got '
       f'{platforms!r}'
+    )
+
+
+def _check_backend(path: Any, platforms: Sequence[str]) -> None:
+  backend = jax.default_backend()
+  names = {'gpu': {'cuda', 'rocm'}}.get(backend, {backend})
+  if names.isdisjoint(platforms):
+    raise ValueError(
+      f'{path} was exported for {", ".join(platforms)}, but here JAX runs on '
+      f'{backend}; export it once more with `platforms=({backend!r},)`'
     )
 
 

@@ -89,6 +89,7 @@ def _check_version(path: Any, header: Any) -> None:
     raise _UnknownVersion(
       f'{path} has version {header["version"]}, but this hkgraph reads version '
       f'{_VERSION}; install the hkgraph that wrote it'
+      + (f', {header["hkgraph"]}' if 'hkgraph' in header else '')
     )
 
 

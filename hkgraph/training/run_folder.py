@@ -221,8 +221,9 @@ def restore(
   if description.environment is None or network is None:
     raise ValueError(
       f'{str(run_dir)!r} cannot be rebuilt: its environment or network was '
-      'made by hand; make them again and read the weights with '
-      '`checkpoint.load`'
+      'made by hand; make them and the agent again, and give the params and '
+      'statistics of its `init` to '
+      '`hkgraph.training.run_folder.load_weights(run_dir, params, statistics)`'
     )
   if not pathlib.Path(run_dir, 'weights.npz').is_file():
     raise FileNotFoundError(

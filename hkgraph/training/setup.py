@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from hkgraph import envs
 from hkgraph.envs import protocol, wrappers
+from hkgraph.graph import builder
 from hkgraph.learners import agent as agent_lib
 from hkgraph.learners import config as config_lib
 from hkgraph.learners import dreamer_config
@@ -29,12 +30,20 @@ def build(
   """Makes environment and agent of what `train` takes.
 
   Raises:
+    TypeError: If `env` is no environment, or `network` a graph that is not
+      finished.
     ValueError: If environment and network do not serve the algorithm of
-      `config`.
+      `config`, or the environment's rows are not as its specs say.
   """
   algorithm = algorithms.of(config)
   if isinstance(env, str):
     env = envs.make(env)
+  protocol.check_environment(env)
+  if isinstance(network, builder.PopulationGraph):
+    raise TypeError(
+      '`network` is a graph that is still being built; give what its '
+      '`finalize()` returns'
+    )
   return env, algorithm.make(env, network, config, normalize)
 
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkgraph import envs, types
-from hkgraph.envs import protocol, suites, wrappers
+from hkgraph import envs, packages, types
+from hkgraph.envs import protocol, wrappers
 
 
 def _random_actions(spec, key, batch):
@@ -79,7 +79,7 @@ class MakeTest(parameterized.TestCase):
     fault = ModuleNotFoundError("No module named 'flax'", name='flax')
     broken = mock.patch.object(importlib, 'import_module', side_effect=fault)
     with broken, self.assertRaisesRegex(ImportError, "^No module named 'flax'"):
-      suites.load('gymnax')
+      packages.load('gymnax')
 
   def test_settings_are_passed_on(self):
     env = envs.make('delayed_recall', delay=2, num_cues=7)

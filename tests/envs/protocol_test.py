@@ -15,6 +15,59 @@ _BOX = specs.BoundedArray((2,), np.float32, [-1.0, 0.0], [1.0, 2.0])
 _LIVE = np.zeros(4, bool)
 
 
+class _Faulty:
+  """An environment whose rows can be other than its specs say."""
+
+  def __init__(self, observation=(2,), reward=()):
+    self._shapes = observation, reward
+
+  def reset(self, key):
+    del key
+    row = protocol.restart(self.reward_spec(), {'me': jnp.zeros(2)})
+    return jnp.zeros(()), row
+
+  def step(self, state, action):
+    del action
+    observation, reward = map(jnp.zeros, self._shapes)
+    return state, protocol.transition(reward, {'me': observation}, False)
+
+  def observation_spec(self):
+    return {'me': specs.Array((2,), np.float32)}
+
+  def action_spec(self):
+    return _BOX
+
+  def reward_spec(self):
+    return specs.Array((), np.float32)
+
+  def discount_spec(self):
+    return protocol.discount_spec()
+
+
+class CheckEnvironmentTest(parameterized.TestCase):
+  def test_what_agrees(self):
+    protocol.check_environment(_Faulty())
+
+  @parameterized.parameters(
+    ({'reward': (1,)}, r'`step` .*rewards of the shapes reward \(1,\), but'),
+    (
+      {'observation': (3,)},
+      r"observation\['me'\] \(3,\), but its `obs.*\(2,\)",
+    ),
+  )
+  def test_rows_that_are_not_as_the_specs_say(self, shapes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      protocol.check_environment(_Faulty(**shapes))
+
+  def test_what_is_no_environment(self):
+    with self.assertRaisesRegex(TypeError, 'lacks reset, step, observation_sp'):
+      protocol.check_environment(object())
+    env = _Faulty()
+    env.reset = lambda key: key
+    with self.assertRaisesRegex(TypeError, '`reset` .* must return its state'):
+      protocol.check_environment(env)
+
+
 class RowsTest(chex.TestCase):
   def test_restart_is_a_first_row_with_reward_0_and_discount_1(self):
     spec = {'a': specs.Array((), np.float32), 'b': specs.Array((), np.int32)}

@@ -367,6 +367,15 @@ class OutsideTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'output size of the network canno'):
       hgeqx.EquinoxNetwork(hg.transform(fn), 4, key=jax.random.key(0))
 
+  def test_noise_without_a_key(self):
+    network = hg.transform(
+      lambda x: x + jax.random.normal(hk.next_rng_key(), x.shape)
+    )
+    body = hgeqx.EquinoxNetwork(network, 4, key=jax.random.key(0))
+    self.assertEqual(body(jnp.ones(4), key=jax.random.key(1)).shape, (4,))
+    with self.assertRaisesRegex(ValueError, 'draws random numbers: call the b'):
+      body(jnp.ones(4))
+
   def test_wrong_arguments(self):
     with self.assertRaisesRegex(TypeError, '`network` must be a Network'):
       hgeqx.EquinoxNetwork(lambda x: x, 4, key=jax.random.key(0))

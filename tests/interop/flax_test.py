@@ -20,6 +20,14 @@ from flax import linen, nnx  # noqa: E402
 from hkgraph.interop import flax as hgflax  # noqa: E402
 
 
+class _Trained(linen.Module):
+  """Has an argument of its own."""
+
+  @linen.compact
+  def __call__(self, x, train):
+    return linen.Dropout(0.5, deterministic=not train)(linen.Dense(3)(x))
+
+
 class NNXBody(nnx.Module):
   """Linear layers, with batch norm and dropout between them."""
 
@@ -375,12 +383,21 @@ class InsideTest(parameterized.TestCase):
       'NonConcreteBoolean',
     ),
     ('shape', _nnx(lambda rngs: nnx.Linear(7, 2, rngs=rngs)), 'float32.2, 4'),
+    ('arguments', _linen(_Trained()), "alone failed .*'train'.* say by `call`"),
+    ('kind', _linen(linen.Embed(4, 3)), 'module for inputs of these shapes'),
   )
   def test_output_size_that_cannot_be_inferred(self, make, message):
     with self.assertRaisesRegex(
       ValueError, '(?s)output size of the .*' + message
     ):
       cases.start(make, agreement.rows((4,))[0])
+
+  def test_factories_that_fail(self):
+    with self.assertRaisesRegex(
+      ValueError,
+      '(?s)`factory`, called with in_features, rngs alone, failed .*_features',
+    ):
+      cases.start(_nnx(nnx.Linear), agreement.rows((4,))[0])
 
   def test_wrong_arguments(self):
     with self.assertRaisesRegex(TypeError, '`factory` must be a function of'):

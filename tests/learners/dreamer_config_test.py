@@ -106,6 +106,12 @@ class DreamerConfigTest(parameterized.TestCase):
     )
     self.assertEqual(config.sizes.recurrent_size, 2048)
 
+  def test_what_is_too_small_or_no_name(self):
+    with self.assertRaisesRegex(ValueError, 'integer of at least 2, got 1'):
+      DreamerConfig(sequence_length=1)
+    with self.assertRaisesRegex(ValueError, "`size` must be one of 'nano'"):
+      DreamerConfig(size=['nano'])
+
   def test_blocks_that_do_not_divide_the_units(self):
     with self.assertRaisesRegex(ValueError, '128 units and 3 blocks'):
       DreamerConfig(num_blocks=3)
@@ -118,11 +124,18 @@ class DreamerConfigTest(parameterized.TestCase):
       r'2 \+ 8 rows .*longer than the 9 rows .*4 environments.*least 40 frames',
     ):
       DreamerConfig(capacity=39, **sizes)
+    # What is advised holds a batch, too: 6 x 10 rows in whole rows of 4.
+    sizes['batch_size'] = 7
+    with self.assertRaisesRegex(ValueError, 'at least 72 frames'):
+      DreamerConfig(capacity=39, **sizes)
+    DreamerConfig(capacity=72, **sizes)
+    with self.assertRaisesRegex(ValueError, '70 frames, or 72 of 4 env.* 71'):
+      DreamerConfig(capacity=71, **sizes)
 
   def test_capacity_of_less_than_a_batch(self):
     sizes = dict(num_envs=1, burn_in=2, sequence_length=8, batch_size=3)
     DreamerConfig(capacity=30, **sizes)
-    with self.assertRaisesRegex(ValueError, '3 x 10 = 30 frames, got 29'):
+    with self.assertRaisesRegex(ValueError, '3 x 10 = 30 frames, .*got 29'):
       DreamerConfig(capacity=29, **sizes)
 
   def test_is_read_without_jax(self):

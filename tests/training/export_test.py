@@ -1,5 +1,7 @@
 """Policies as files, read without Haiku and this package."""
 
+import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -521,6 +523,21 @@ class DamagedFilesTest(parameterized.TestCase):
       jax.export, 'deserialize', side_effect=ValueError('version 99')
     ):
       self._assert_refused(r'cannot read .* \(version 99\)')
+
+  def test_functions_that_this_jax_or_machine_cannot_run(self):
+    with zipfile.ZipFile(self.path) as file:
+      step = jax.export.deserialize(bytearray(file.read('step')))
+      sums = json.loads(file.read('policy.json'))['sha256']
+    module = bytearray(step.mlir_module_serialized)
+    module[4] = 0x99  # The version of its bytecode.
+    for changes, message in (
+      ({'mlir_module_serialized': bytes(module)}, 'cannot read .*install that'),
+      ({'platforms': ('tpu',)}, r"exported for tpu, .* on cpu.*=\('cpu',\)"),
+    ):
+      blob = bytes(dataclasses.replace(step, **changes).serialize())
+      checksum = hashlib.sha256(blob).hexdigest()
+      self._rewrite({'sha256': sums | {'step': checksum}}, step=blob)
+      self._assert_refused('(?s)' + message)
 
 
 if __name__ == '__main__':

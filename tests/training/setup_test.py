@@ -5,6 +5,7 @@ import dataclasses
 from absl.testing import absltest, parameterized
 from dm_env import specs
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hkgraph.graph import builder
@@ -23,6 +24,10 @@ class _Acts:
 
   def action_spec(self):
     return self._spec
+
+  def step(self, state, action):
+    del action  # Of shapes that those episodes do not know.
+    return fakes.Episodes().step(state, jnp.int32(0))
 
   def __getattr__(self, name):
     return getattr(fakes.Episodes(), name)
@@ -49,6 +54,16 @@ class BuildTest(parameterized.TestCase):
       TypeError, 'PQNConfig or DreamerConfig, got {}'
     ):
       setup.build('delayed_recall', _q_graph(q=4), {})
+
+  def test_a_graph_that_is_not_finished(self):
+    with self.assertRaisesRegex(
+      TypeError, r'still being built.*`finalize\(\)`'
+    ):
+      setup.build('cartpole', builder.PopulationGraph(), config_lib.PPOConfig())
+
+  def test_what_is_no_environment(self):
+    with self.assertRaisesRegex(TypeError, 'lacks .*reward_spec'):
+      setup.build(object(), _q_graph(q=4), _PQN)
 
   @parameterized.parameters(
     specs.BoundedArray((2,), np.float32, -1.0, 1.0),

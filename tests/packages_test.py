@@ -5,7 +5,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from hkgraph.interop import packages
+from hkgraph import packages
 
 
 class LoadTest(parameterized.TestCase):
@@ -16,6 +16,19 @@ class LoadTest(parameterized.TestCase):
       self.assertRaisesRegex(ImportError, rf"'hkgraph\[{extra}\]'"),
     ):
       packages.load('flax.linen', extra=extra)
+
+  @parameterized.parameters((3, 11), (3, 12))
+  def test_an_extra_that_this_python_cannot_install(self, *version):
+    with (
+      mock.patch.dict(sys.modules, {'navix': None}),
+      mock.patch.object(sys, 'version_info', (*version, 0)),
+      self.assertRaises(ImportError) as caught,
+    ):
+      packages.load('navix')
+    needs_another = 'needs Python 3.12 or later, and this is 3.11'
+    message = str(caught.exception)
+    self.assertEqual(needs_another in message, version == (3, 11))
+    self.assertIn("pip install 'hkgraph[navix]'", message)
 
   def test_what_an_installed_package_lacks_is_told_as_it_is(self):
     with self.assertRaisesRegex(ModuleNotFoundError, 'json.lacking'):
