@@ -3,10 +3,9 @@
 JAX is imported when there is something to compute, so that help is fast.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import contextlib
 import dataclasses
-import difflib
 import io
 import pathlib
 import re
@@ -15,6 +14,7 @@ import time
 from typing import Annotated, Any, Literal
 
 import hkgraph
+from hkgraph import cli_errors
 from hkgraph.training import algorithms, default_networks, tasks
 
 _COMMANDS = {
@@ -25,10 +25,13 @@ _COMMANDS = {
   'imagine': 'RUN [options]    draw what the world model of a run foresees',
 }
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
-
-
-class UserError(Exception):
-  """What the user can mend; told in one line, without a traceback."""
+_SHOWN = {  # How help shows the values of these fields.
+  'env': {'metavar': 'ENV', 'help_behavior_hint': '(required)'},
+  'graph': {'metavar': 'NAME|FILE|RUN'},
+  'output': {'metavar': 'FILE'},
+  'run': {'metavar': 'RUN'},
+  'run_dir': {'metavar': 'RUN'},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   argv = list(sys.argv[1:] if argv is None else argv)
   try:
     return _run(argv)
-  except UserError as error:
+  except cli_errors.UserError as error:
     print(f'hkgraph: {" ".join(str(error).split())}', file=sys.stderr)
     return _USAGE
   except FloatingPointError as error:
@@ -70,7 +73,7 @@ class Train:
   """
 
   config: Any
-  total_steps: int
+  total_steps: int = 500_000
   algo: Literal[*algorithms.ALGORITHMS] = 'ppo'
   seed: int = 0
   run_dir: pathlib.Path | None = None
@@ -178,7 +181,7 @@ def _run(argv: list[str]) -> int:
   elif command == 'imagine':
     return _imagine(_parse(Imagine, rest, 'hkgraph imagine'))
   else:
-    raise _unknown('command', command, _COMMANDS)
+    raise cli_errors.unknown('command', command, _COMMANDS)
   return 0
 
 
@@ -189,22 +192,29 @@ def _train(argv: list[str]) -> int:
     print(_train_help())
     return 0
   if algo is not None and algo not in algorithms.ALGORITHMS:
-    raise _unknown('algorithm', algo, algorithms.ALGORITHMS)
+    raise cli_errors.unknown('algorithm', algo, algorithms.ALGORITHMS)
   if env is not None:
     return _train_environment(argv, algo or 'ppo')
   if name not in tasks.TASKS:
-    raise _unknown('task', name, tasks.TASKS)
+    raise cli_errors.unknown('task', name, tasks.TASKS, '; or --env ENV')
+  for example in ('--network gru', '--normalize'):
+    option = example.split()[0]
+    if _peek(argv, option) is not None:
+      raise cli_errors.UserError(
+        f'{option} goes only with --env, as in: '
+        f'hkgraph train --env {name} {example}'
+      )
   return _train_task(name, argv[1:], algo or 'ppo')
 
 
 def _train_task(name: str, argv: list[str], algo: str) -> int:
-  with _told_in_a_line():
+  with cli_errors.told_in_a_line():
     task = tasks.find(name, algo)
   default = _defaults(
     Train, task.config, algo=algo, total_steps=task.total_steps
   )
   options = _parse(type(default), argv, f'hkgraph train {name}', default)
-  with _told_in_a_line():
+  with cli_errors.told_in_a_line(options):
     return _run_training(options, name, task.network(), task.normalize)
 
 
@@ -213,10 +223,9 @@ def _train_environment(argv: list[str], algo: str) -> int:
     TrainEnvironment,
     algorithms.ALGORITHMS[algo].config(),
     algo=algo,
-    total_steps=500_000,
   )
   options = _parse(type(default), argv, 'hkgraph train --env ENV', default)
-  with _told_in_a_line():
+  with cli_errors.told_in_a_line(options, name='env'):
     return _run_training(
       options, options.env, options.network, options.normalize
     )
@@ -260,7 +269,7 @@ def _defaults(options: type[Train], config: Any, **values: Any) -> Any:
   fields = _fields(config)
   told = {
     'lambda_': Annotated[float, tyro.conf.arg(name='lambda')],
-    'total_updates': Annotated[int | None, tyro.conf.Suppress],
+    cli_errors.HIDDEN: Annotated[int | None, tyro.conf.Suppress],
   }
   config_class = dataclasses.make_dataclass(
     type(config).__name__,
@@ -270,7 +279,7 @@ def _defaults(options: type[Train], config: Any, **values: Any) -> Any:
   )
   whole = dataclasses.make_dataclass(
     options.__name__,
-    [('config', config_class)],
+    [('config', config_class), *_shown(options)],
     bases=(options,),
     frozen=True,
   )
@@ -286,8 +295,18 @@ def _fields(config: Any) -> dict[str, Any]:
   return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
 
 
+def _shown(options: type) -> list[tuple[str, Any]]:
+  """The fields of which help shows the values in words of its own."""
+  tyro = _import_tyro()
+  return [
+    (f.name, Annotated[f.type, tyro.conf.arg(**_SHOWN[f.name])])
+    for f in dataclasses.fields(options)
+    if f.name in _SHOWN
+  ]
+
+
 def _eval(options: Eval) -> int:
-  with _told_in_a_line():
+  with cli_errors.told_in_a_line(options):
     import jax
 
     from hkgraph.training import evaluator, run_folder
@@ -305,9 +324,11 @@ def _eval(options: Eval) -> int:
 
 
 def _show(options: Show) -> int:
-  with _told_in_a_line():
+  with cli_errors.told_in_a_line():
     spec = _find_graph(options.graph)
-    if options.output:
+  if options.output:
+    _check_folder(options.output)
+    with cli_errors.told_in_a_line(options, path='output'):
       spec.draw(options.output)
   print(spec.summary())
   if options.output:
@@ -316,7 +337,7 @@ def _show(options: Show) -> int:
 
 
 def _export(options: Export) -> int:
-  with _told_in_a_line():
+  with cli_errors.told_in_a_line():
     from hkgraph.training import export
 
     header = export.export_run(
@@ -334,8 +355,15 @@ def _export(options: Export) -> int:
   return 0
 
 
+def _check_folder(path: pathlib.Path) -> None:
+  if not path.parent.is_dir():
+    raise cli_errors.UserError(
+      f'no folder {str(path.parent)!r} to write {path.name!r} in; make it first'
+    )
+
+
 def _imagine(options: Imagine) -> int:
-  with _told_in_a_line():
+  with cli_errors.told_in_a_line(options, num_context='context'):
     from hkgraph import plotting
 
     plotting.check_picture(options.output)
@@ -375,11 +403,12 @@ def _find_graph(name: str) -> Any:
   if path.is_dir():
     path = path / 'graph.json'
     if not path.is_file():
-      raise UserError(
+      raise cli_errors.UserError(
         f'{name!r} holds no `graph.json`; a run folder of a graph does'
       )
   if not path.is_file():
-    raise _unknown('graph', name, tasks.TASKS)
+    also = f'; or a file or a run folder, but there is no path {name!r}'
+    raise cli_errors.unknown('graph', name, tasks.TASKS, also)
   from hkgraph.graph import spec
 
   return spec.GraphSpec.from_json(path.read_text())
@@ -440,6 +469,7 @@ def _help() -> str:
 
 def _train_help() -> str:
   width = max(map(len, tasks.TASKS))
+  *first, last = algorithms.ALGORITHMS
   return '\n'.join(
     [
       'usage: hkgraph train NAME [--algo ALGO] [options]',
@@ -451,7 +481,7 @@ def _train_help() -> str:
       '',
       'ENV is any environment by name: one of these, or SUITE:NAME, such as',
       'navix:Navix-Empty-5x5-v0, of a suite that is installed.',
-      f'ALGO is {" or ".join(algorithms.ALGORITHMS)}.',
+      f'ALGO is {", ".join(first)} or {last}.',
       '',
       'The options, and their values for a task: hkgraph train NAME --help,',
       'and for an environment: hkgraph train --env ENV --help',
@@ -464,6 +494,14 @@ def _parse(
 ) -> Any:
   """Parses into a dataclass; what tyro prints over an error is condensed."""
   tyro = _import_tyro()
+  if default is None:
+    options = dataclasses.make_dataclass(
+      options.__name__,
+      _shown(options),
+      bases=(options,),
+      namespace={'__doc__': options.__doc__},
+      frozen=True,
+    )
   complaint = io.StringIO()
   config = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
   try:
@@ -475,53 +513,15 @@ def _parse(
     if not end.code:
       raise
     hint = f' (see {prog} --help)'
-    raise UserError(_condense(complaint.getvalue()) + hint) from None
+    message = cli_errors.condense(complaint.getvalue(), options)
+    raise cli_errors.UserError(message + hint) from None
 
 
 def _import_tyro() -> Any:
   try:
     import tyro
   except ImportError:
-    raise UserError(
+    raise cli_errors.UserError(
       "the command line needs tyro: pip install 'hkgraph[train]'"
     ) from None
   return tyro
-
-
-def _condense(text: str) -> str:
-  """The message in what tyro prints, and the first suggestion in it."""
-  # Paragraphs between rules, with a heading inside or in place of a frame.
-  lines = [line.strip(' \u2502') for line in text.splitlines()]
-  lines = [line for line in lines if line and line[0] not in '\u256d\u2570']
-  paragraphs = [[]]
-  for line in lines:
-    if set(line) <= set('-\u2500'):
-      paragraphs.append([])
-    else:
-      paragraphs[-1].append(line)
-  if '\u256d' not in text and len(paragraphs) > 1:
-    del paragraphs[0]
-  # A place that is no option of the user's is a name inside of the parser.
-  message = ' '.join(paragraphs[0])
-  message = re.sub(r'^Error parsing (?!--)\S+: ', '', message)
-  rest = [line for paragraph in paragraphs[1:] for line in paragraph]
-  near = [line.split()[0] for line in rest if line.startswith('--')]
-  if near and 'Perhaps you meant' in text:
-    message += f'; did you mean {near[0]}'
-  return message
-
-
-@contextlib.contextmanager
-def _told_in_a_line() -> Iterator[None]:
-  """Errors that are made for the user lose their traceback."""
-  try:
-    yield
-  except (ImportError, OSError, RuntimeError, ValueError) as error:
-    raise UserError(str(error)) from error
-
-
-def _unknown(kind: str, name: str, known: Any) -> UserError:
-  given = f'unknown {kind} {name!r}' if name else f'no {kind} given'
-  near = difflib.get_close_matches(name, known)
-  hint = f'; did you mean {" or ".join(near)}?' if near else ''
-  return UserError(f'{given}{hint} ({kind}s: {", ".join(sorted(known))})')

@@ -86,12 +86,30 @@ class HelpTest(parameterized.TestCase):
       self.assertIn('--lambda ', out)
       self.assertNotIn('--total-updates', out)
 
+  @parameterized.parameters(
+    ('export', 'usage: hkgraph export [-h] RUN FILE ['),
+    ('show', 'usage: hkgraph show [-h] NAME|FILE|RUN [--output FILE]'),
+    ('eval', 'usage: hkgraph eval [-h] RUN ['),
+    ('train --env x', 'SUITE:NAME. (required)'),
+    ('train --env x', '--env ENV '),
+    ('train', 'ALGO is ppo, pqn or dreamer.'),
+  )
+  def test_values_have_names(self, argv, expected):
+    _, out, _ = _run(*argv.split(), '--help')
+    self.assertIn(expected, ' '.join(out.replace('\u2502', ' ').split()))
+
+  def test_commands_are_described(self):
+    for command, options in (('show', cli.Show), ('imagine', cli.Imagine)):
+      summary = options.__doc__.splitlines()[0]
+      self.assertIn(summary, _run(command, '--help')[1])
+
 
 class ErrorsTest(parameterized.TestCase):
   @parameterized.parameters(
     ('', 'no command given'),
     ('trian cartpole', "unknown command 'trian'; did you mean train?"),
     ('train', 'no task given'),
+    ('train', 'delayed_recall; or --env ENV)'),
     ('train cartpol', "unknown task 'cartpol'; did you mean cartpole?"),
     ('train --seed 1 cartpole', "unknown task '--seed'"),
     ('train cartpole --algo pq', "unknown algorithm 'pq'; did you mean pqn?"),
@@ -100,16 +118,28 @@ class ErrorsTest(parameterized.TestCase):
     ('train cartpole --algo pqn --clip-epsilon 1', '--clip-epsilon'),
     ('train --env', "'--env'"),
     ('train --env cartpol --no-progress', "did you mean 'cartpole'"),
-    ('train cartpole --env cartpole', 'cartpole'),
+    ('train --env cartpol --no-progress', 'hkgraph: --env must be one of'),
+    ('train --env cartpole --network conv', ' --network conv takes one'),
+    ('train cartpole --env cartpole', 'Unrecognized arguments: cartpole ('),
+    ('train cartpole --network gru', '--network goes only with --env'),
+    ('train cartpole --normalize', '--normalize goes only with --env'),
     ('train --env cartpole --network cnn', 'cnn'),
     ('train --env bodies --algo pqn --no-progress', 'use PPO'),
     ('train cartpole --total-updates 3', '--total-updates'),
     ('train cartpole --num-envs six', '--num-envs'),
-    ('train cartpole --num-evs 6', 'did you mean --num-envs'),
+    ('train cartpole --num-evs 6', 'did you mean --num-envs? ('),
+    ('train cartpole --lr=0.1', 's: --lr; did you mean --learning-rate? ('),
+    ('eval {dir} --epis 3 --x', 's: --epis, --x; did you mean --episodes? ('),
+    ('train cartpole --no-progres', 'did you mean --no-progress? ('),
     ('train cartpole --num-envs 7 --num-minibatches 2', '7 environments and 2'),
-    ('train cartpole --learning-rate -1', '`learning_rate` must be a number'),
-    ('train cartpole --total-steps 0 --run-dir {dir}/a', '`total_steps` must'),
+    ('train cartpole --learning-rate -1', ': --learning-rate must be'),
+    (
+      'train cartpole --total-steps 0 --run-dir {dir}/a',
+      ': --total-steps must',
+    ),
     ('train cartpole --run-dir {dir}', 'is not empty'),
+    ('train cartpole --run-dir {dir}', 'give another --run-dir, or'),
+    ('train cartpole --lambda 3', ': --lambda must be'),
     ('eval', 'run folder'),
     ('eval {dir}', 'no run in'),
     ('eval {dir}/missing', 'no run in'),
@@ -118,9 +148,11 @@ class ErrorsTest(parameterized.TestCase):
     ('imagine {dir} --output {dir}/a.bmp', 'must end in .png'),
     ('imagine {dir} --output {dir}/missing/a.png', 'no folder'),
     ('show cartpol', "unknown graph 'cartpol'; did you mean cartpole?"),
+    ('show nope', "or a file or a run folder, but there is no path 'nope'"),
     ('show {dir}', 'holds no `graph.json`'),
     ('show {dir}/broken.json', 'JSON'),
-    ('show cartpole --output {dir}/graph.bmp', 'must end in one of'),
+    ('show cartpole --output {dir}/graph.bmp', ': --output must end in one of'),
+    ('show cartpole --output {dir}/missing/a.png', ': no folder'),
     ('export {dir}', 'such as policy.hkg'),
     ('export {dir} {dir}/policy.hkg', 'no run in'),
     ('export {dir} {dir}/broken.json', 'exists; give another name'),
@@ -162,7 +194,7 @@ class ErrorsTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertEqual(
       done.stderr,
-      'hkgraph: Unrecognized options: --num-evs, 6; did you mean --num-envs '
+      'hkgraph: Unrecognized options: --num-evs; did you mean --num-envs? '
       '(see hkgraph train cartpole --help)\n',
     )
 
@@ -240,8 +272,8 @@ class ImagineTest(absltest.TestCase):
   def test_a_context_without_an_end(self):
     argv = (self.run_dir, '--output', self.dir / 'no.png')
     self._fails('a context of at most 9 rows', *argv, '--context', 10)
-    self._fails('num_context', *argv, '--context', 0)
-    self._fails('horizon', *argv, '--horizon', 0)
+    self._fails('--context', *argv, '--context', 0)
+    self._fails('--horizon', *argv, '--horizon', 0)
     self.assertFalse((self.dir / 'no.png').exists())
 
   def test_runs_without_weights_or_a_world_model(self):
