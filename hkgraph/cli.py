@@ -3,9 +3,10 @@
 JAX is imported when there is something to compute, so that help is fast.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 import contextlib
 import dataclasses
+import difflib
 import io
 import pathlib
 import re
@@ -14,7 +15,6 @@ import time
 from typing import Annotated, Any, Literal
 
 import hkgraph
-from hkgraph import cli_errors
 from hkgraph.training import algorithms, default_networks, tasks
 
 _COMMANDS = {
@@ -32,6 +32,12 @@ _SHOWN = {  # How help shows the values of these fields.
   'run': {'metavar': 'RUN'},
   'run_dir': {'metavar': 'RUN'},
 }
+_HIDDEN = 'total_updates'  # A hyperparameter that is no option.
+_UNRECOGNIZED = 'Unrecognized options: '
+
+
+class UserError(Exception):
+  """What the user can mend; told in one line, without a traceback."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   argv = list(sys.argv[1:] if argv is None else argv)
   try:
     return _run(argv)
-  except cli_errors.UserError as error:
+  except UserError as error:
     print(f'hkgraph: {" ".join(str(error).split())}', file=sys.stderr)
     return _USAGE
   except FloatingPointError as error:
@@ -181,7 +187,7 @@ def _run(argv: list[str]) -> int:
   elif command == 'imagine':
     return _imagine(_parse(Imagine, rest, 'hkgraph imagine'))
   else:
-    raise cli_errors.unknown('command', command, _COMMANDS)
+    raise _unknown('command', command, _COMMANDS)
   return 0
 
 
@@ -192,15 +198,15 @@ def _train(argv: list[str]) -> int:
     print(_train_help())
     return 0
   if algo is not None and algo not in algorithms.ALGORITHMS:
-    raise cli_errors.unknown('algorithm', algo, algorithms.ALGORITHMS)
+    raise _unknown('algorithm', algo, algorithms.ALGORITHMS)
   if env is not None:
     return _train_environment(argv, algo or 'ppo')
   if name not in tasks.TASKS:
-    raise cli_errors.unknown('task', name, tasks.TASKS, '; or --env ENV')
+    raise _unknown('task', name, tasks.TASKS, '; or --env ENV')
   for example in ('--network gru', '--normalize'):
     option = example.split()[0]
     if _peek(argv, option) is not None:
-      raise cli_errors.UserError(
+      raise UserError(
         f'{option} goes only with --env, as in: '
         f'hkgraph train --env {name} {example}'
       )
@@ -208,13 +214,13 @@ def _train(argv: list[str]) -> int:
 
 
 def _train_task(name: str, argv: list[str], algo: str) -> int:
-  with cli_errors.told_in_a_line():
+  with _told_in_a_line():
     task = tasks.find(name, algo)
   default = _defaults(
     Train, task.config, algo=algo, total_steps=task.total_steps
   )
   options = _parse(type(default), argv, f'hkgraph train {name}', default)
-  with cli_errors.told_in_a_line(options):
+  with _told_in_a_line(options):
     return _run_training(options, name, task.network(), task.normalize)
 
 
@@ -225,7 +231,7 @@ def _train_environment(argv: list[str], algo: str) -> int:
     algo=algo,
   )
   options = _parse(type(default), argv, 'hkgraph train --env ENV', default)
-  with cli_errors.told_in_a_line(options, name='env'):
+  with _told_in_a_line(options, name='env'):
     return _run_training(
       options, options.env, options.network, options.normalize
     )
@@ -269,7 +275,7 @@ def _defaults(options: type[Train], config: Any, **values: Any) -> Any:
   fields = _fields(config)
   told = {
     'lambda_': Annotated[float, tyro.conf.arg(name='lambda')],
-    cli_errors.HIDDEN: Annotated[int | None, tyro.conf.Suppress],
+    _HIDDEN: Annotated[int | None, tyro.conf.Suppress],
   }
   config_class = dataclasses.make_dataclass(
     type(config).__name__,
@@ -306,7 +312,7 @@ def _shown(options: type) -> list[tuple[str, Any]]:
 
 
 def _eval(options: Eval) -> int:
-  with cli_errors.told_in_a_line(options):
+  with _told_in_a_line(options):
     import jax
 
     from hkgraph.training import evaluator, run_folder
@@ -324,11 +330,11 @@ def _eval(options: Eval) -> int:
 
 
 def _show(options: Show) -> int:
-  with cli_errors.told_in_a_line():
+  with _told_in_a_line():
     spec = _find_graph(options.graph)
   if options.output:
     _check_folder(options.output)
-    with cli_errors.told_in_a_line(options, path='output'):
+    with _told_in_a_line(options, path='output'):
       spec.draw(options.output)
   print(spec.summary())
   if options.output:
@@ -337,7 +343,7 @@ def _show(options: Show) -> int:
 
 
 def _export(options: Export) -> int:
-  with cli_errors.told_in_a_line():
+  with _told_in_a_line():
     from hkgraph.training import export
 
     header = export.export_run(
@@ -357,13 +363,13 @@ def _export(options: Export) -> int:
 
 def _check_folder(path: pathlib.Path) -> None:
   if not path.parent.is_dir():
-    raise cli_errors.UserError(
+    raise UserError(
       f'no folder {str(path.parent)!r} to write {path.name!r} in; make it first'
     )
 
 
 def _imagine(options: Imagine) -> int:
-  with cli_errors.told_in_a_line(options, num_context='context'):
+  with _told_in_a_line(options, num_context='context'):
     from hkgraph import plotting
 
     plotting.check_picture(options.output)
@@ -403,12 +409,12 @@ def _find_graph(name: str) -> Any:
   if path.is_dir():
     path = path / 'graph.json'
     if not path.is_file():
-      raise cli_errors.UserError(
+      raise UserError(
         f'{name!r} holds no `graph.json`; a run folder of a graph does'
       )
   if not path.is_file():
     also = f'; or a file or a run folder, but there is no path {name!r}'
-    raise cli_errors.unknown('graph', name, tasks.TASKS, also)
+    raise _unknown('graph', name, tasks.TASKS, also)
   from hkgraph.graph import spec
 
   return spec.GraphSpec.from_json(path.read_text())
@@ -513,15 +519,116 @@ def _parse(
     if not end.code:
       raise
     hint = f' (see {prog} --help)'
-    message = cli_errors.condense(complaint.getvalue(), options)
-    raise cli_errors.UserError(message + hint) from None
+    message = _condense(complaint.getvalue(), options)
+    raise UserError(message + hint) from None
 
 
 def _import_tyro() -> Any:
   try:
     import tyro
   except ImportError:
-    raise cli_errors.UserError(
+    raise UserError(
       "the command line needs tyro: pip install 'hkgraph[train]'"
     ) from None
   return tyro
+
+
+@contextlib.contextmanager
+def _told_in_a_line(options: Any = None, **aliases: str) -> Iterator[None]:
+  """Errors that are made for the user lose their traceback.
+
+  Args:
+    options: The options of the command, if their values are at fault.
+    **aliases: Arguments of functions, and the options that give them.
+  """
+  try:
+    yield
+  except (ImportError, OSError, RuntimeError, ValueError) as error:
+    text = str(error)
+    if options is not None:
+      text = _name_options(text, type(options), **aliases)
+    raise UserError(text) from error
+
+
+def _name_options(text: str, options: type, **aliases: str) -> str:
+  """Writes `total_steps` as --total-steps, if a command has such an option."""
+  known = _option_names(options)
+
+  def write(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    option = _spell(aliases.get(name, name))
+    if option not in known:
+      return match.group()
+    return f'{option} {value}' if value else option
+
+  return re.sub(r"`(\w+)(?:='(\w+)')?`", write, text)
+
+
+def _option_names(options: type) -> list[str]:
+  """The options of a command; fields without a default are positional."""
+  names = []
+  for field in dataclasses.fields(options):
+    if dataclasses.is_dataclass(field.type):
+      names += _option_names(field.type)
+    elif field.default is not dataclasses.MISSING and field.name != _HIDDEN:
+      names.append(_spell(field.name))
+      if field.type is bool:
+        names.append(_spell(f'no_{field.name}'))
+  return names
+
+
+def _unknown(
+  kind: str, name: str, known: Collection[str], also: str = ''
+) -> UserError:
+  """An error that lists what is known, and what is allowed also."""
+  given = f'unknown {kind} {name!r}' if name else f'no {kind} given'
+  hint = _did_you_mean(difflib.get_close_matches(name, known))
+  return UserError(f'{given}{hint} ({kind}s: {", ".join(sorted(known))}{also})')
+
+
+def _condense(text: str, options: type) -> str:
+  """The message in what tyro prints, with suggestions for unknown options."""
+  # Paragraphs between rules, with a heading inside or in place of a frame.
+  lines = [line.strip(' \u2502') for line in text.splitlines()]
+  lines = [line for line in lines if line and line[0] not in '\u256d\u2570']
+  paragraphs = [[]]
+  for line in lines:
+    if set(line) <= set('-\u2500'):
+      paragraphs.append([])
+    else:
+      paragraphs[-1].append(line)
+  if '\u256d' not in text and len(paragraphs) > 1:
+    del paragraphs[0]
+  message = ' '.join(paragraphs[0])
+  if message.startswith(_UNRECOGNIZED):
+    given = message.removeprefix(_UNRECOGNIZED).split(', ')
+    return _unrecognized(given, _option_names(options))
+  # A place that is no option of the user's is a name inside of the parser.
+  message = re.sub(r'^Error parsing (?!--)\S+: ', '', message)
+  return _name_options(message, options)
+
+
+def _unrecognized(given: list[str], known: list[str]) -> str:
+  wrong = [arg.partition('=')[0] for arg in given if arg.startswith('--')]
+  if not wrong:
+    return f'Unrecognized arguments: {", ".join(given)}'
+  near = dict.fromkeys(option for arg in wrong for option in _near(arg, known))
+  return f'{_UNRECOGNIZED}{", ".join(wrong)}{_did_you_mean(near)}'
+
+
+def _near(option: str, known: list[str]) -> list[str]:
+  """Options with these initials, such as --lr, or else the nearest one."""
+  same = [name for name in known if _initials(name) == option[2:]]
+  return same or difflib.get_close_matches(option, known, 1)
+
+
+def _initials(option: str) -> str:
+  return ''.join(word[0] for word in option[2:].split('-'))
+
+
+def _did_you_mean(near: Collection[str]) -> str:
+  return f'; did you mean {" or ".join(near)}?' if near else ''
+
+
+def _spell(name: str) -> str:
+  return '--' + name.rstrip('_').replace('_', '-')
