@@ -178,7 +178,7 @@ class FigureTest(parameterized.TestCase):
   def test_names_the_extra(self):
     with (
       mock.patch.dict(sys.modules, {'matplotlib.figure': None}),
-      self.assertRaisesRegex(ImportError, r'pip install hkgraph\[train\]'),
+      self.assertRaisesRegex(ImportError, r"pip install 'hkgraph\[train\]'"),
     ):
       drawing.figure(_graph())
 
