@@ -197,14 +197,11 @@ _CARTPOLE_DREAMER = dataclasses.replace(
   config=dreamer_config.DreamerConfig(
     num_envs=8,
     num_steps=32,
-    train_ratio=16,
+    train_ratio=32,
     batch_size=16,
     sequence_length=32,
     capacity=50_000,
-    discount=0.997,
-    actor_learning_rate=5e-4,
     critic_learning_rate=1e-3,
-    entropy_cost=3e-5,
     reconstruction_cost=10.0,  # Cart and pole move by hundredths.
   ),
   total_steps=50_000,
