@@ -105,8 +105,7 @@ def figure(spec: spec_lib.GraphSpec) -> 'mpl_figure.Figure':
     import matplotlib.figure
   except ImportError as error:
     raise ImportError(
-      'pictures of graphs need matplotlib: pip install '
-      "'hkgraph[train]'; "
+      "pictures of graphs need matplotlib: pip install 'hkgraph[train]'; "
       '`.source` and `.dot` files do without'
     ) from error
   layout = layout_lib.arrange(spec)

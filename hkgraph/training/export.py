@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 
 import hkgraph
-from hkgraph import types
+from hkgraph import packages, types
 from hkgraph.envs import protocol
 from hkgraph.learners import agent as agent_lib
 from hkgraph.training import algorithms, policy_file, run_folder
@@ -111,7 +111,7 @@ def export_policy(
       the metadata is nothing that JSON can hold.
   """
   path = _check_free(path)
-  _check_flatbuffers()
+  packages.load('flatbuffers', extra='export')  # For `jax.export`.
   _check_platforms(platforms)
   _check_observation(observation)
   one = _OnePolicy(step, initial_carry, params)
@@ -263,7 +263,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
       f'run with: hkgraph export {path} policy.hkg'
     )
   header, blobs = policy_file.read(path)
-  _check_flatbuffers()
+  packages.load('flatbuffers', extra='export')  # For `jax.export`.
   exported = []
   try:
     for name in ('initial', 'step'):
@@ -432,14 +432,3 @@ def _check_observation(observation: Any) -> None:
         '`env.observation_spec()`, got '
         f'observation{jax.tree_util.keystr(path)} = {leaf!r}'
       )
-
-
-def _check_flatbuffers() -> None:
-  try:
-    import flatbuffers  # noqa: F401
-  except ImportError as error:
-    raise ImportError(
-      '`jax.export` needs the package flatbuffers to write and read files; '
-      "install it with: pip install 'hkgraph[export]'",
-      name='flatbuffers',
-    ) from error
