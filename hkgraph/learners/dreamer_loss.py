@@ -131,9 +131,8 @@ def make_loss(
       world, params['world_model'], observed, rows, config
     )
     # Nothing of it is differentiated: credit flows through log-densities.
-    imagined = lax.stop_gradient(
-      imagine(frozen, slow_critic, observed, rows, imagine_key)
-    )
+    observed = lax.stop_gradient(observed)
+    imagined = imagine(frozen, slow_critic, observed, rows, imagine_key)
     behaviour_loss, return_range, more = score(params, return_range, imagined)
     return model_loss + behaviour_loss, (return_range, metrics | more)
 
@@ -186,11 +185,11 @@ def _make_imagine(networks, action_spec, config):
       )
       return heads.encode_action(action_spec, action), row
 
-    states, start = lax.stop_gradient((observed.states, observed.features))
+    start = observed.features
     start = start.reshape(-1, start.shape[-1])
     # One step more than is used, so that the last row has its turn, too.
     _, imagined = world['imagine'](
-      params, states, start, act, config.horizon + 1, key
+      params, observed.states, start, act, config.horizon + 1, key
     )
     # What a row that opens an episode says of its transition is nobody's.
     goes_on = jnp.where(rows.is_first, 1, rows.discount).reshape(1, -1)
