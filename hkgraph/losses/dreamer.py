@@ -251,8 +251,9 @@ def imagined_returns(
 
 def init_range(dtype: Any = jnp.float32) -> ReturnRange:
   """Makes a range of no returns; its scale is the limit."""
-  zero = jnp.zeros((), dtype)
-  return ReturnRange(low=zero, high=zero, weight=zero)
+  # A zero for each: they may be donated.
+  low, high, weight = (jnp.zeros((), dtype) for _ in range(3))
+  return ReturnRange(low=low, high=high, weight=weight)
 
 
 def update_range(

@@ -357,6 +357,13 @@ class ImaginationTest(chex.TestCase):
 
 
 class ReturnRangeTest(chex.TestCase):
+  def test_a_new_range_may_be_donated(self):
+    donate = jax.jit(
+      lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0
+    )
+    for x in jax.tree.leaves(donate(dreamer.init_range())):
+      self.assertEqual(x, 1)
+
   @chex.variants(with_jit=True, without_jit=True)
   def test_the_first_update_counts_in_full(self):
     # Percentiles of 0..100 are themselves, in any order.
