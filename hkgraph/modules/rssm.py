@@ -274,8 +274,8 @@ class RSSM(hk.Module):
       key: Draws the latents. Consumed.
 
     Returns:
-      Features of the start and of each step, `[H + 1, N, F]`, and what `act`
-      gave beside the actions, stacked, `[H, ...]`.
+      Features after each step, `[H, N, F]`, and what `act` gave beside the
+      actions, stacked, `[H, ...]`.
     """
 
     def step(carry, row):
@@ -290,8 +290,7 @@ class RSSM(hk.Module):
     horizon = jax.tree.leaves(inputs)[0].shape[0]
     rows = (horizon, features.shape[0], self._shape[0])
     xs = (inputs, latents.uniform(key, rows))
-    _, (later, aux) = hk.scan(step, (state, features), xs)
-    return jnp.concatenate([features[None], later]), aux
+    return hk.scan(step, (state, features), xs)[1]
 
   def prior(self, deter: types.Array) -> distrax.Categorical:
     """The latents as the deterministic part foresees them, `[..., S, K]`."""

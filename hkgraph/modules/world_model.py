@@ -130,8 +130,8 @@ class WorldModel(hk.Module):
       key: Draws actions and latents. Consumed.
 
     Returns:
-      Features of the start and of each step, `[H + 1, N, F]`, and what the
-      policy gave beside the actions, stacked, `[H, ...]`.
+      Features after each step, `[H, N, F]`, and what the policy gave beside
+      the actions, stacked, `[H, ...]`.
     """
     policy_key, key = jax.random.split(key)
     keys = jax.random.split(policy_key, horizon)
@@ -154,8 +154,7 @@ class WorldModel(hk.Module):
       del features
       return action, ()
 
-    features, _ = self.rssm.imagine(state, features, act, action, key)
-    return features[1:]
+    return self.rssm.imagine(state, features, act, action, key)[0]
 
   def reward(self, features: types.Array) -> twohot.TwoHot:
     """The reward of the transition into rows with features `[..., F]`."""

@@ -213,7 +213,7 @@ class CoresTest(parameterized.TestCase):
       *(model.follow(o.states, flat, action, key) for o in (clean, dirty)),
       strict=True,
     )
-    assert_close(features[0][1:, known], features[1][1:, known])
+    assert_close(features[0][:, known], features[1][:, known])
 
   @pytest.mark.heavy
   def test_no_gradient_passes_a_first_row(self, name):
@@ -263,15 +263,15 @@ class CoresTest(parameterized.TestCase):
     features, seen = model.follow(
       observed.states, start, action, jax.random.key(7)
     )
-    np.testing.assert_array_equal(features[0], start)
-    np.testing.assert_array_equal(seen, features[:-1])  # What `act` is given.
-    deter = features[1].reshape(T, B, -1)[:-1, :, :-LATENT]
+    # What `act` is given.
+    np.testing.assert_array_equal(seen, [start, *features[:-1]])
+    deter = features[0].reshape(T, B, -1)[:-1, :, :-LATENT]
     goes_on = ~is_first[1:]
     self.assertEqual(np.sum(goes_on), 9)
     assert_close(deter[goes_on], observed.features[1:, :, :-LATENT][goes_on])
     # The latents are the most likely ones of the prior.
-    prior = model.prior(features[1:, :, :-LATENT])
-    latent = features[1:, :, -LATENT:].reshape(2, T * B, S, K)
+    prior = model.prior(features[..., :-LATENT])
+    latent = features[..., -LATENT:].reshape(2, T * B, S, K)
     np.testing.assert_array_equal(
       jnp.argmax(latent, -1), jnp.argmax(prior.logits, -1)
     )

@@ -214,14 +214,14 @@ class ImagineTest(parameterized.TestCase):
     features, (noise, read) = fns['imagine'](
       params, state, start, policy, 4, jax.random.key(5)
     )
-    self.assertEqual(features.shape, (5, *start.shape))
-    np.testing.assert_array_equal(features[0], start)
-    np.testing.assert_array_equal(read, features[:-1])
+    self.assertEqual(features.shape, (4, *start.shape))
+    np.testing.assert_array_equal(read[0], start)
+    np.testing.assert_array_equal(read[1:], features[:-1])
     self.assertEqual(np.unique(noise).size, noise.size)
     # These actions again: the same rows.
     action = noise + read[:, :, :1]
     followed = fns['follow'](params, state, start, action, jax.random.key(6))
-    np.testing.assert_allclose(followed, features[1:], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(followed, features, rtol=1e-4, atol=1e-5)
 
 
 class WrongInputTest(parameterized.TestCase):
