@@ -3,19 +3,16 @@
 JAX is imported when there is something to compute, so that help is fast.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-import contextlib
-import dataclasses
-import difflib
-import io
+from collections.abc import Sequence
 import pathlib
 import re
 import sys
 import time
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import hkgraph
-from hkgraph.training import algorithms, default_networks, tasks
+from hkgraph import arguments
+from hkgraph.training import algorithms, tasks
 
 _COMMANDS = {
   'train': 'NAME|--env ENV     train an agent, on a task or in an environment',
@@ -25,19 +22,6 @@ _COMMANDS = {
   'imagine': 'RUN [options]    draw what the world model of a run foresees',
 }
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
-_SHOWN = {  # How help shows the values of these fields.
-  'env': {'metavar': 'ENV', 'help_behavior_hint': '(required)'},
-  'graph': {'metavar': 'NAME|FILE|RUN'},
-  'output': {'metavar': 'FILE'},
-  'run': {'metavar': 'RUN'},
-  'run_dir': {'metavar': 'RUN'},
-}
-_HIDDEN = 'total_updates'  # A hyperparameter that is no option.
-_UNRECOGNIZED = 'Unrecognized options: '
-
-
-class UserError(Exception):
-  """What the user can mend; told in one line, without a traceback."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   argv = list(sys.argv[1:] if argv is None else argv)
   try:
     return _run(argv)
-  except UserError as error:
+  except arguments.UserError as error:
     print(f'hkgraph: {" ".join(str(error).split())}', file=sys.stderr)
     return _USAGE
   except FloatingPointError as error:
@@ -64,112 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _INTERRUPTED
 
 
-@dataclasses.dataclass(frozen=True)
-class Train:
-  """Options of `hkgraph train NAME`.
-
-  Attributes:
-    config: Hyperparameters.
-    total_steps: Environment steps, all environments together.
-    algo: The learner, which decides what hyperparameters there are.
-    seed: Decides everything that is random.
-    run_dir: Folder for the results, new or empty; by default one in `runs`.
-    eval_episodes: Episodes of the final evaluation; 0 for none.
-    progress: Whether to show a progress bar.
-  """
-
-  config: Any
-  total_steps: int = 500_000
-  algo: Literal[*algorithms.ALGORITHMS] = 'ppo'
-  seed: int = 0
-  run_dir: pathlib.Path | None = None
-  eval_episodes: int = 100
-  progress: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainEnvironment(Train):
-  """Options of `hkgraph train --env ENV`.
-
-  Attributes:
-    env: Name of the environment, such as cartpole or SUITE:NAME.
-    network: By default, convolutions for images and else layers of neurons;
-      gru and transformer remember.
-    normalize: Whether observations are normalised.
-  """
-
-  env: str = ''
-  network: Literal[*default_networks.KINDS] = 'auto'
-  normalize: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Eval:
-  """Evaluates the agent of a run folder.
-
-  Attributes:
-    run: The run folder.
-    episodes: How many episodes.
-    seed: Decides where episodes begin, and samples.
-    sampled: Whether actions are samples of the policy instead of its mode.
-  """
-
-  run: pathlib.Path
-  episodes: int = 100
-  seed: int = 0
-  sampled: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Show:
-  """Prints the table of a graph, and draws it.
-
-  Attributes:
-    graph: Name of a task, a JSON file of a graph, or a run folder.
-    output: Where to draw it: `.png`, `.svg`, `.pdf`, `.dot` or `.gv`.
-  """
-
-  graph: str
-  output: pathlib.Path | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Export:
-  """Writes the policy of a run folder to one file that JAX alone can run.
-
-  Attributes:
-    run: The run folder.
-    output: The file, such as policy.hkg; it must not exist.
-    sampled: Whether actions are samples of the policy instead of its mode.
-  """
-
-  run: pathlib.Path
-  output: pathlib.Path
-  sampled: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Imagine:
-  """Draws an episode beside what the world model of a DreamerV3 run foresees.
-
-  Attributes:
-    run: The run folder.
-    output: The picture: `.png`, `.svg` or `.pdf`.
-    context: Rows of the episode that the world model observes.
-    horizon: Rows after these that it foresees from the actions alone; fewer if
-      the episode ends.
-    seed: Decides the episode, and what is imagined.
-    sampled: Whether actions are samples of the policy instead of its mode.
-  """
-
-  run: pathlib.Path
-  output: pathlib.Path = pathlib.Path('imagined.png')
-  context: int = 5
-  horizon: int = 15
-  seed: int = 0
-  sampled: bool = False
-
-
 def _run(argv: list[str]) -> int:
   command, *rest = argv or ['']
   if command in ('-h', '--help'):
@@ -178,35 +56,30 @@ def _run(argv: list[str]) -> int:
     print(f'hkgraph {hkgraph.__version__}')
   elif command == 'train':
     return _train(rest)
-  elif command == 'eval':
-    return _eval(_parse(Eval, rest, 'hkgraph eval'))
-  elif command == 'show':
-    return _show(_parse(Show, rest, 'hkgraph show'))
-  elif command == 'export':
-    return _export(_parse(Export, rest, 'hkgraph export'))
-  elif command == 'imagine':
-    return _imagine(_parse(Imagine, rest, 'hkgraph imagine'))
+  elif command in _PARSED:
+    options, run = _PARSED[command]
+    return run(arguments.parse(options, rest, f'hkgraph {command}'))
   else:
-    raise _unknown('command', command, _COMMANDS)
+    raise arguments.unknown('command', command, _COMMANDS)
   return 0
 
 
 def _train(argv: list[str]) -> int:
   name = argv[0] if argv else ''
-  algo, env = (_peek(argv, option) for option in ('--algo', '--env'))
+  algo, env = (arguments.peek(argv, option) for option in ('--algo', '--env'))
   if name in ('-h', '--help'):
     print(_train_help())
     return 0
   if algo is not None and algo not in algorithms.ALGORITHMS:
-    raise _unknown('algorithm', algo, algorithms.ALGORITHMS)
+    raise arguments.unknown('algorithm', algo, algorithms.ALGORITHMS)
   if env is not None:
     return _train_environment(argv, algo or 'ppo')
   if name not in tasks.TASKS:
-    raise _unknown('task', name, tasks.TASKS, '; or --env ENV')
+    raise arguments.unknown('task', name, tasks.TASKS, '; or --env ENV')
   for example in ('--network gru', '--normalize'):
     option = example.split()[0]
-    if _peek(argv, option) is not None:
-      raise UserError(
+    if arguments.peek(argv, option) is not None:
+      raise arguments.UserError(
         f'{option} goes only with --env, as in: '
         f'hkgraph train --env {name} {example}'
       )
@@ -214,31 +87,35 @@ def _train(argv: list[str]) -> int:
 
 
 def _train_task(name: str, argv: list[str], algo: str) -> int:
-  with _told_in_a_line():
+  with arguments.told_in_a_line():
     task = tasks.find(name, algo)
-  default = _defaults(
-    Train, task.config, algo=algo, total_steps=task.total_steps
+  default = arguments.with_config(
+    arguments.Train, task.config, algo=algo, total_steps=task.total_steps
   )
-  options = _parse(type(default), argv, f'hkgraph train {name}', default)
-  with _told_in_a_line(options):
+  options = arguments.parse(
+    type(default), argv, f'hkgraph train {name}', default
+  )
+  with arguments.told_in_a_line(options):
     return _run_training(options, name, task.network(), task.normalize)
 
 
 def _train_environment(argv: list[str], algo: str) -> int:
-  default = _defaults(
-    TrainEnvironment,
+  default = arguments.with_config(
+    arguments.TrainEnvironment,
     algorithms.ALGORITHMS[algo].config(),
     algo=algo,
   )
-  options = _parse(type(default), argv, 'hkgraph train --env ENV', default)
-  with _told_in_a_line(options, name='env'):
+  options = arguments.parse(
+    type(default), argv, 'hkgraph train --env ENV', default
+  )
+  with arguments.told_in_a_line(options, name='env'):
     return _run_training(
       options, options.env, options.network, options.normalize
     )
 
 
 def _run_training(
-  options: Train, env: str, network: Any, normalize: bool
+  options: arguments.Train, env: str, network: Any, normalize: bool
 ) -> int:
   from hkgraph.training import loop
 
@@ -246,7 +123,7 @@ def _run_training(
   result = loop.train(
     env,
     network,
-    _plain(options.config),
+    arguments.plain(options.config),
     total_steps=options.total_steps,
     seed=options.seed,
     run_dir=options.run_dir or _new_run_dir(stem, options.seed),
@@ -257,62 +134,8 @@ def _run_training(
   return _report(result)
 
 
-def _peek(argv: list[str], option: str) -> str | None:
-  """The value of an option that decides what the other options are."""
-  for i, arg in enumerate(argv):
-    name, equals, value = arg.partition('=')
-    if name == option:
-      return value if equals else ''.join(argv[i + 1 : i + 2])
-  return None
-
-
-def _defaults(options: type[Train], config: Any, **values: Any) -> Any:
-  """The options with those of a config among them.
-
-  `lambda` is spelled so, and what `train` sets by itself is no option.
-  """
-  tyro = _import_tyro()
-  fields = _fields(config)
-  told = {
-    'lambda_': Annotated[float, tyro.conf.arg(name='lambda')],
-    _HIDDEN: Annotated[int | None, tyro.conf.Suppress],
-  }
-  config_class = dataclasses.make_dataclass(
-    type(config).__name__,
-    [(name, kind, fields[name]) for name, kind in told.items()],
-    bases=(type(config),),
-    frozen=True,
-  )
-  whole = dataclasses.make_dataclass(
-    options.__name__,
-    [('config', config_class), *_shown(options)],
-    bases=(options,),
-    frozen=True,
-  )
-  return whole(config=config_class(**fields), **values)
-
-
-def _plain(config: Any) -> Any:
-  """The config of the learner in one that was made for options."""
-  return type(config).__base__(**_fields(config))
-
-
-def _fields(config: Any) -> dict[str, Any]:
-  return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-
-
-def _shown(options: type) -> list[tuple[str, Any]]:
-  """The fields of which help shows the values in words of its own."""
-  tyro = _import_tyro()
-  return [
-    (f.name, Annotated[f.type, tyro.conf.arg(**_SHOWN[f.name])])
-    for f in dataclasses.fields(options)
-    if f.name in _SHOWN
-  ]
-
-
-def _eval(options: Eval) -> int:
-  with _told_in_a_line(options):
+def _eval(options: arguments.Eval) -> int:
+  with arguments.told_in_a_line(options):
     import jax
 
     from hkgraph.training import evaluator, run_folder
@@ -329,12 +152,12 @@ def _eval(options: Eval) -> int:
   return 0
 
 
-def _show(options: Show) -> int:
-  with _told_in_a_line():
+def _show(options: arguments.Show) -> int:
+  with arguments.told_in_a_line():
     spec = _find_graph(options.graph)
   if options.output:
     _check_folder(options.output)
-    with _told_in_a_line(options, path='output'):
+    with arguments.told_in_a_line(options, path='output'):
       spec.draw(options.output)
   print(spec.summary())
   if options.output:
@@ -342,8 +165,8 @@ def _show(options: Show) -> int:
   return 0
 
 
-def _export(options: Export) -> int:
-  with _told_in_a_line():
+def _export(options: arguments.Export) -> int:
+  with arguments.told_in_a_line():
     from hkgraph.training import export
 
     header = export.export_run(
@@ -363,13 +186,13 @@ def _export(options: Export) -> int:
 
 def _check_folder(path: pathlib.Path) -> None:
   if not path.parent.is_dir():
-    raise UserError(
+    raise arguments.UserError(
       f'no folder {str(path.parent)!r} to write {path.name!r} in; make it first'
     )
 
 
-def _imagine(options: Imagine) -> int:
-  with _told_in_a_line(options, num_context='context'):
+def _imagine(options: arguments.Imagine) -> int:
+  with arguments.told_in_a_line(options, num_context='context'):
     from hkgraph import plotting
 
     plotting.check_picture(options.output)
@@ -409,12 +232,12 @@ def _find_graph(name: str) -> Any:
   if path.is_dir():
     path = path / 'graph.json'
     if not path.is_file():
-      raise UserError(
+      raise arguments.UserError(
         f'{name!r} holds no `graph.json`; a run folder of a graph does'
       )
   if not path.is_file():
     also = f'; or a file or a run folder, but there is no path {name!r}'
-    raise _unknown('graph', name, tasks.TASKS, also)
+    raise arguments.unknown('graph', name, tasks.TASKS, also)
   from hkgraph.graph import spec
 
   return spec.GraphSpec.from_json(path.read_text())
@@ -495,140 +318,10 @@ def _train_help() -> str:
   )
 
 
-def _parse(
-  options: type, argv: list[str], prog: str, default: Any = None
-) -> Any:
-  """Parses into a dataclass; what tyro prints over an error is condensed."""
-  tyro = _import_tyro()
-  if default is None:
-    options = dataclasses.make_dataclass(
-      options.__name__,
-      _shown(options),
-      bases=(options,),
-      namespace={'__doc__': options.__doc__},
-      frozen=True,
-    )
-  complaint = io.StringIO()
-  config = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
-  try:
-    with contextlib.redirect_stderr(complaint):
-      return tyro.cli(
-        options, prog=prog, args=argv, default=default, config=config
-      )
-  except SystemExit as end:
-    if not end.code:
-      raise
-    hint = f' (see {prog} --help)'
-    message = _condense(complaint.getvalue(), options)
-    raise UserError(message + hint) from None
-
-
-def _import_tyro() -> Any:
-  try:
-    import tyro
-  except ImportError:
-    raise UserError(
-      "the command line needs tyro: pip install 'hkgraph[train]'"
-    ) from None
-  return tyro
-
-
-@contextlib.contextmanager
-def _told_in_a_line(options: Any = None, **aliases: str) -> Iterator[None]:
-  """Errors that are made for the user lose their traceback.
-
-  Args:
-    options: The options of the command, if their values are at fault.
-    **aliases: Arguments of functions, and the options that give them.
-  """
-  try:
-    yield
-  except (ImportError, OSError, RuntimeError, ValueError) as error:
-    text = str(error)
-    if options is not None:
-      text = _name_options(text, type(options), **aliases)
-    raise UserError(text) from error
-
-
-def _name_options(text: str, options: type, **aliases: str) -> str:
-  """Writes `total_steps` as --total-steps, if a command has such an option."""
-  known = _option_names(options)
-
-  def write(match: re.Match[str]) -> str:
-    name, value = match.groups()
-    option = _spell(aliases.get(name, name))
-    if option not in known:
-      return match.group()
-    return f'{option} {value}' if value else option
-
-  return re.sub(r"`(\w+)(?:='(\w+)')?`", write, text)
-
-
-def _option_names(options: type) -> list[str]:
-  """The options of a command; fields without a default are positional."""
-  names = []
-  for field in dataclasses.fields(options):
-    if dataclasses.is_dataclass(field.type):
-      names += _option_names(field.type)
-    elif field.default is not dataclasses.MISSING and field.name != _HIDDEN:
-      names.append(_spell(field.name))
-      if field.type is bool:
-        names.append(_spell(f'no_{field.name}'))
-  return names
-
-
-def _unknown(
-  kind: str, name: str, known: Collection[str], also: str = ''
-) -> UserError:
-  """An error that lists what is known, and what is allowed also."""
-  given = f'unknown {kind} {name!r}' if name else f'no {kind} given'
-  hint = _did_you_mean(difflib.get_close_matches(name, known))
-  return UserError(f'{given}{hint} ({kind}s: {", ".join(sorted(known))}{also})')
-
-
-def _condense(text: str, options: type) -> str:
-  """The message in what tyro prints, with suggestions for unknown options."""
-  # Paragraphs between rules, with a heading inside or in place of a frame.
-  lines = [line.strip(' \u2502') for line in text.splitlines()]
-  lines = [line for line in lines if line and line[0] not in '\u256d\u2570']
-  paragraphs = [[]]
-  for line in lines:
-    if set(line) <= set('-\u2500'):
-      paragraphs.append([])
-    else:
-      paragraphs[-1].append(line)
-  if '\u256d' not in text and len(paragraphs) > 1:
-    del paragraphs[0]
-  message = ' '.join(paragraphs[0])
-  if message.startswith(_UNRECOGNIZED):
-    given = message.removeprefix(_UNRECOGNIZED).split(', ')
-    return _unrecognized(given, _option_names(options))
-  # A place that is no option of the user's is a name inside of the parser.
-  message = re.sub(r'^Error parsing (?!--)\S+: ', '', message)
-  return _name_options(message, options)
-
-
-def _unrecognized(given: list[str], known: list[str]) -> str:
-  wrong = [arg.partition('=')[0] for arg in given if arg.startswith('--')]
-  if not wrong:
-    return f'Unrecognized arguments: {", ".join(given)}'
-  near = dict.fromkeys(option for arg in wrong for option in _near(arg, known))
-  return f'{_UNRECOGNIZED}{", ".join(wrong)}{_did_you_mean(near)}'
-
-
-def _near(option: str, known: list[str]) -> list[str]:
-  """Options with these initials, such as --lr, or else the nearest one."""
-  same = [name for name in known if _initials(name) == option[2:]]
-  return same or difflib.get_close_matches(option, known, 1)
-
-
-def _initials(option: str) -> str:
-  return ''.join(word[0] for word in option[2:].split('-'))
-
-
-def _did_you_mean(near: Collection[str]) -> str:
-  return f'; did you mean {" or ".join(near)}?' if near else ''
-
-
-def _spell(name: str) -> str:
-  return '--' + name.rstrip('_').replace('_', '-')
+# How the commands are run that are parsed alike.
+_PARSED = {
+  'eval': (arguments.Eval, _eval),
+  'show': (arguments.Show, _show),
+  'export': (arguments.Export, _export),
+  'imagine': (arguments.Imagine, _imagine),
+}

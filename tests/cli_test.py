@@ -15,7 +15,7 @@ from absl.testing import absltest, parameterized
 import pytest
 
 import hkgraph
-from hkgraph import cli
+from hkgraph import arguments, cli
 from hkgraph.training import loggers, tasks
 
 
@@ -99,7 +99,8 @@ class HelpTest(parameterized.TestCase):
     self.assertIn(expected, ' '.join(out.replace('\u2502', ' ').split()))
 
   def test_commands_are_described(self):
-    for command, options in (('show', cli.Show), ('imagine', cli.Imagine)):
+    for command in ('show', 'imagine'):
+      options = getattr(arguments, command.capitalize())
       summary = options.__doc__.splitlines()[0]
       self.assertIn(summary, _run(command, '--help')[1])
 

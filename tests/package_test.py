@@ -44,7 +44,7 @@ _RANKS = (
   ('network',),
   ('learners', 'training.actor'),
   ('training', 'interop'),
-  ('plotting',),
+  ('plotting', 'arguments'),
   ('cli',),
 )
 # Jax-free data, or pictures, that may be read from where it is made use of.
