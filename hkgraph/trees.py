@@ -103,20 +103,36 @@ def pack(
 
 
 def scan(
-  step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any
+  step: Callable[[Any, Any], tuple[Any, Any]],
+  carry: Any,
+  xs: Any,
+  last: Callable[[Any], Any],
 ) -> tuple[Any, Any]:
-  """As `lax.scan`, but outputs of like shape and dtype are written as one."""
-  unpack = None
+  """As `lax.scan`, but outputs of like shape and dtype are written as one.
+
+  Args:
+    step: `(carry, x) -> (carry, y)`.
+    carry: What the first step is given.
+    xs: Tree of what each step is given. Shape `[T, ...]`.
+    last: `carry -> y`, one more output, of the carry that the last step left.
+
+  Returns:
+    The last carry, and the outputs `[T + 1, ...]`.
+  """
 
   def packed_step(carry, x):
-    nonlocal unpack
     carry, y = step(carry, x)
-    y, unpack = pack(y)
-    return carry, y
+    return carry, pack(y)[0]
 
   carry, ys = lax.scan(packed_step, carry, xs)
+  end, unpack = pack(last(carry))
   # To the front with them: leaves that lie together stack for nothing.
-  return carry, unpack([jnp.moveaxis(y, 1, 0) for y in ys])
+  return carry, unpack(
+    [
+      jnp.concatenate([jnp.moveaxis(y, 1, 0), x[:, None]], axis=1)
+      for y, x in zip(ys, end, strict=True)
+    ]
+  )
 
 
 def _alike(entries: Mapping[Any, Any]) -> list[list[Any]]:

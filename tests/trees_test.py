@@ -39,12 +39,21 @@ class TreesTest(chex.TestCase):
     firsts = unpack([x[..., 0] for x in arrays])
     chex.assert_trees_all_equal(firsts, jax.tree.map(lambda x: x[..., 0], tree))
 
-  def test_scans_as_lax_does(self):
+  def test_scans_as_lax_does_and_adds_one_more(self):
+    def output(carry, x):
+      return {'sum': carry, 'twice': 2 * x, 'is_even': x % 2 == 0}
+
     def step(carry, x):
-      return carry + x, {'sum': carry, 'twice': 2 * x, 'is_even': x % 2 == 0}
+      return carry + x, output(carry, x)
 
     args = step, jnp.int32(1), jnp.arange(4)
-    chex.assert_trees_all_equal(trees.scan(*args), jax.lax.scan(*args))
+    carry, ys = trees.scan(*args, lambda carry: output(carry, jnp.int32(9)))
+    expected_carry, expected = jax.lax.scan(*args)
+    self.assertEqual(carry, expected_carry)
+    firsts = jax.tree.map(lambda x: x[:-1], ys)
+    chex.assert_trees_all_equal(firsts, expected)
+    last = jax.tree.map(lambda x: x[-1], ys)
+    self.assertEqual(last, {'sum': 7, 'twice': 18, 'is_even': False})
 
   def test_unzips(self):
     self.assertEqual(

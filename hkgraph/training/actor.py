@@ -110,21 +110,26 @@ def rollout(
     )
     return output, state.carry
 
-  def step(state, key):
+  def decide(state, key):
+    """What is kept of a row, and what was decided there."""
     environment, timestep, carry = state
     output, carry = act(carry, key, timestep)
-    environment, next_timestep = env.step(
-      environment, output.environment_action
-    )
     row = (timestep, output.action, output.log_prob, output.value)
-    return (environment, next_timestep, carry), (row, _episodes(environment))
+    return output, carry, (row, _episodes(environment))
+
+  def step(state, key):
+    output, carry, row = decide(state, key)
+    environment, timestep = env.step(state[0], output.environment_action)
+    return (environment, timestep, carry), row
+
+  def last(state):
+    return decide(state, value_key)[2]
 
   state = (actor_state.environment, actor_state.timestep, actor_state.carry)
-  state, (rows, episodes) = trees.scan(step, state, action_keys)
+  state, (rows, episodes) = trees.scan(step, state, action_keys, last)
   environment, timestep, carry = state
-  timesteps, actions, log_probs, values = rows
-  bootstrap, _ = act(carry, value_key, timestep)
-  timesteps, values = _append((timesteps, values), (timestep, bootstrap.value))
+  timesteps, *decisions, values = rows
+  actions, log_probs = jax.tree.map(lambda x: x[:-1], decisions)
   trajectory = types.Trajectory(
     timestep=timesteps,
     action=actions,
@@ -135,7 +140,7 @@ def rollout(
   actor_state = ActorState(
     environment=environment, timestep=timestep, carry=carry, key=next_key
   )
-  return actor_state, trajectory, episodes
+  return actor_state, trajectory, jax.tree.map(lambda x: x[1:], episodes)
 
 
 def _episodes(environment: types.ArrayTree) -> dict[str, Any]:
@@ -145,14 +150,3 @@ def _episodes(environment: types.ArrayTree) -> dict[str, Any]:
     'episode_return': environment.episode_return,
     'episode_length': environment.episode_length,
   }
-
-
-def _append(rows: types.ArrayTree, row: types.ArrayTree) -> types.ArrayTree:
-  rows, unpack = trees.pack(rows)
-  row, _ = trees.pack(row)
-  return unpack(
-    [
-      jnp.concatenate([x, last[:, None]], axis=1)
-      for x, last in zip(rows, row, strict=True)
-    ]
-  )
