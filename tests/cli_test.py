@@ -216,6 +216,7 @@ class ShowTest(absltest.TestCase):
     self.assertEqual(source.read_text(), spec.draw().source)
 
 
+@pytest.mark.heavy
 class ImagineTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):

@@ -65,7 +65,8 @@ class DreamerConfig:
     max_grad_norm: Global norm that no gradient of world model, actor or critic
       exceeds, above 0; `None` does not clip.
     entropy_cost: Weight of the actor's entropy, at least 0.
-    free_nats: KL below which the latents are not regularised, at least 0.
+    free_nats: KL below which neither posterior nor prior is pulled, at least 0.
+      Where a row tells less than that, the prior does not learn: choose less.
     reconstruction_cost: Weight of the decoder's loss, at least 0. What the
       latents tell costs up to `free_nats` nothing and then its weight; where
       observations vary by much less than 1, a weight well above 1 makes it

@@ -164,6 +164,7 @@ class ByConnectionTest(parameterized.TestCase):
   @parameterized.parameters(
     (('h', 'policy', 1),), (('eye', 'policy', 0),), (('eye', 'h', 0),)
   )
+  @pytest.mark.heavy
   def test_a_frozen_edge_does_not_move_and_all_else_does(self, edge):
     params = make_params()
     # Momentum, decay, noise: all that moves weights without a gradient.

@@ -1,10 +1,17 @@
 """Full trainings of the built-in tasks, from their seeds to their figures."""
 
+import pathlib
+import re
+import subprocess
+import sys
+
 from absl.testing import absltest, parameterized
 import jax
 import pytest
 
 from hkgraph.training import evaluator, loop, setup, tasks
+
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _train(name, graph=None, algorithm='ppo', **kwargs):
@@ -27,6 +34,20 @@ class TrainingTest(parameterized.TestCase):
     evaluation = _train('cartpole', None, algorithm, seed=seed).evaluation
     self.assertLen(evaluation.returns, 100)
     self.assertGreaterEqual(evaluation.mean, 475)
+
+  @parameterized.parameters(0, 1)
+  def test_a_world_model_balances_the_pole(self, seed):
+    evaluation = _train('cartpole', None, 'dreamer', seed=seed).evaluation
+    self.assertLen(evaluation.returns, 100)
+    self.assertGreaterEqual(evaluation.mean, 400)
+
+  def test_a_world_model_recalls_by_a_graph(self):
+    command = [sys.executable, 'examples/dreamer_memory.py', '--only', 'graph']
+    result = subprocess.run(
+      command, check=True, capture_output=True, text=True, cwd=_ROOT
+    )
+    share = int(re.fullmatch(r'graph: (\d+)% right', result.stdout.strip())[1])
+    self.assertGreaterEqual(share, 95)
 
   @parameterized.parameters('ppo', 'pqn')
   def test_a_delay_path_recalls_the_cue(self, algorithm):

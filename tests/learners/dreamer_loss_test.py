@@ -5,6 +5,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hkgraph.learners import dreamer_loss
 
@@ -39,6 +40,7 @@ def _params_and_steps(dtype):
 
 class MeanOfStepsTest(parameterized.TestCase):
   @parameterized.parameters((jnp.float32, 1e-6), (jnp.bfloat16, 2e-2))
+  @pytest.mark.heavy
   def test_against_the_derivative_of_the_mean(self, dtype, tolerance):
     params, xs = _params_and_steps(dtype)
     grads, metrics = jax.grad(_scaled, has_aux=True)(params, xs)

@@ -205,6 +205,7 @@ class UpdateTest(parameterized.TestCase):
       weights, 1 - (1 - CONFIG.return_rate) ** steps, rtol=1e-4
     )
 
+  @pytest.mark.heavy
   def test_nothing_is_taken_from_an_update_that_meets_nan(self):
     """Nor does what is not finite spoil the updates to come."""
     state, trajectory, _ = trainer().history[-1]
@@ -345,6 +346,7 @@ class ModelLossTest(parameterized.TestCase):
     chex.assert_trees_all_equal(clean[2], dirty[2])
 
   @parameterized.parameters('observation', 'action')
+  @pytest.mark.heavy
   def test_burn_in_warms_the_state(self, name):
     rows = hand_made()
     x = getattr(rows, name)

@@ -321,6 +321,7 @@ class ReplayTest(parameterized.TestCase):
     chex.assert_trees_all_equal(clean[0].params, dirty[0].params)
     chex.assert_trees_all_equal(clean[1], dirty[1])
 
+  @pytest.mark.heavy
   def test_next_update_has_another_key(self):
     state, trajectory = before_second_update(fakes.recurrent)
     new_state, _ = trainer(fakes.recurrent).update(state, trajectory)
@@ -389,6 +390,7 @@ class HeadsTest(parameterized.TestCase):
     ('combined', dict(advantage_mode='combined'), True),
     ('weight_0', dict(advantage_weights={'a': 1.0, 'b': 0.0}), False),
   )
+  @pytest.mark.heavy
   def test_whether_a_reward_drives_the_other_head(self, settings, drives):
     agent = self.agent_of('ab', **settings)
     update, reward = jax.jit(agent.update), self.plain.timestep.reward

@@ -348,6 +348,7 @@ class ReplayTest(parameterized.TestCase):
     )
     self.assertGreater(metrics['value_deviation'], 1e-3)
 
+  @pytest.mark.heavy
   def test_statistics_take_in_every_row_once(self):
     state, trajectory = before_second_update(recurrent)
     new_state, _ = trainer(recurrent).update(state, trajectory)
@@ -558,6 +559,7 @@ class TransformationsTest(parameterized.TestCase):
 
 
 class OptimizerTest(parameterized.TestCase):
+  @pytest.mark.heavy
   def test_another_one_steps_instead(self):
     state, trajectory = before_second_update(memoryless)
     optimizer = optax.set_to_zero()

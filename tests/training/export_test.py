@@ -39,6 +39,7 @@ def _reader():
   return textwrap.dedent(text[start:end])
 
 
+@pytest.mark.heavy
 class ReadInAnotherProcessTest(parameterized.TestCase):
   """All runs are exported, then played by one process that has JAX alone."""
 
