@@ -99,31 +99,28 @@ def rollout(
   keys = jax.random.split(actor_state.key, 2 + num_steps)
   next_key, value_key, action_keys = keys[0], keys[1], keys[2:]
 
-  def act(carry, key, timestep):
-    state = types.NetworkState(carry=carry, statistics=learner_state.statistics)
-    output, state = agent.act(
+  def act(state, key):
+    environment, timestep, carry = state
+    output, network_state = agent.act(
       learner_state.params,
-      state,
+      types.NetworkState(carry=carry, statistics=learner_state.statistics),
       key,
       timestep,
       num_updates=learner_state.num_updates,
     )
-    return output, state.carry
-
-  def decide(state, key):
-    """What is kept of a row, and what was decided there."""
-    environment, timestep, carry = state
-    output, carry = act(carry, key, timestep)
     row = (timestep, output.action, output.log_prob, output.value)
-    return output, carry, (row, _episodes(environment))
+    return output, network_state.carry, (row, _episodes(environment))
 
   def step(state, key):
-    output, carry, row = decide(state, key)
+    output, carry, row = act(state, key)
     environment, timestep = env.step(state[0], output.environment_action)
     return (environment, timestep, carry), row
 
   def last(state):
-    return decide(state, value_key)[2]
+    _, _, ((timestep, *decision, value), episodes) = act(state, value_key)
+    # Nothing is done here: so that no sample is drawn for it, either.
+    nothing = jax.tree.map(jnp.zeros_like, decision)
+    return (timestep, *nothing, value), episodes
 
   state = (actor_state.environment, actor_state.timestep, actor_state.carry)
   state, (rows, episodes) = trees.scan(step, state, action_keys, last)
