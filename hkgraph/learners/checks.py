@@ -41,7 +41,7 @@ def check_config(config: Any, config_class: type) -> None:
     )
 
 
-def check_schedule(config: config_lib.PPOConfig | config_lib.PQNConfig) -> None:
+def check_schedule(config: Any) -> None:
   """Raises `ValueError` if the step size falls to 0 at an unknown update."""
   if config.schedule == 'linear' and config.total_updates is None:
     raise ValueError(

@@ -123,16 +123,21 @@ def make_dreamer(
 
   Raises:
     TypeError: If an argument is of another type.
-    ValueError: If there is no policy for the actions, or the decoder cannot
-      make an image of the size that is observed.
+    ValueError: If there is no policy for the actions, the decoder cannot make
+      an image of the size that is observed, or a schedule has no end.
   """
   checks.check_config(config, DreamerConfig)
+  checks.check_schedule(config)
   networks = dreamer_networks.make_networks(
     observation_spec, action_spec, config, core
   )
   optimizers = {
     name: optimizer_lib.make_optimizer(
-      rate, max_grad_norm=config.max_grad_norm, eps=1e-8
+      rate,
+      schedule=config.schedule,
+      total_steps=config.train_ratio * (config.total_updates or 1),
+      max_grad_norm=config.max_grad_norm,
+      eps=1e-8,
     )
     for name, rate in (
       ('world_model', config.learning_rate),

@@ -62,6 +62,8 @@ class DreamerConfig:
     learning_rate: Adam's step size for the world model, above 0.
     actor_learning_rate: The same for the actor.
     critic_learning_rate: The same for the critic.
+    schedule: `'constant'`, or `'linear'`: the step sizes fall to 0 at
+      `total_updates`.
     max_grad_norm: Global norm that no gradient of world model, actor or critic
       exceeds, above 0; `None` does not clip.
     entropy_cost: Weight of the actor's entropy, at least 0.
@@ -108,6 +110,7 @@ class DreamerConfig:
   learning_rate: float = 1e-3
   actor_learning_rate: float = 3e-4
   critic_learning_rate: float = 3e-4
+  schedule: str = 'constant'
   max_grad_norm: float | None = 100.0
   entropy_cost: float = 3e-4
   free_nats: float = 1.0
@@ -159,6 +162,7 @@ class DreamerConfig:
       raise ValueError(
         '`unimix` must be less than 1, got 1: nothing is learned'
       )
+    check.check_choice('schedule', self.schedule, ('constant', 'linear'))
     check.check_choice('dtype', self.dtype, ('float32', 'bfloat16'))
     self._check_size()
     self._check_replay()

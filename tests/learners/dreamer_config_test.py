@@ -27,6 +27,7 @@ class DreamerConfigTest(parameterized.TestCase):
     ('horizon', 0),
     ('capacity', 0),
     ('total_updates', -3),
+    ('schedule', 'cosine'),
     ('discount', 1.01),
     ('lambda_', -0.1),
     ('learning_rate', 0.0),

@@ -98,9 +98,9 @@ def timesteps(observation, step_type, reward=None, discount=None):
 class Trainer:
   """An agent in a fake environment, its functions compiled once."""
 
-  def __init__(self):
-    self.agent = dreamer.make_dreamer(OBSERVATION, ACTION, CONFIG)
-    self.env = wrappers.Vectorize(fakes.Episodes(), CONFIG.num_envs)
+  def __init__(self, config=CONFIG):
+    self.agent = dreamer.make_dreamer(OBSERVATION, ACTION, config)
+    self.env = wrappers.Vectorize(fakes.Episodes(), config.num_envs)
     self.rollout = jax.jit(self._rollout)
     self.traces = 0
 
@@ -159,6 +159,19 @@ class UpdateTest(parameterized.TestCase):
     for m in metrics[1:]:
       self.assertEqual(m['skipped'], 0)
       chex.assert_tree_all_finite(m)
+
+  @pytest.mark.heavy
+  def test_nothing_moves_once_a_schedule_has_ended(self):
+    # The first update has too few rows; the next two make all of its steps.
+    config = dataclasses.replace(CONFIG, schedule='linear', total_updates=2)
+    states, *_ = zip(*Trainer(config).history, strict=True)
+    params = [state.params for state in states]
+    chex.assert_trees_all_equal(params[3], params[5])
+    for name in params[0]:
+      moved = jax.tree.map(
+        lambda x, y: jnp.abs(x - y).max(), params[2][name], params[3][name]
+      )
+      self.assertGreater(max(jax.tree.leaves(moved)), 0, name)
 
   def test_the_replay_holds_every_row_once(self):
     _, *updates = trainer().history
@@ -758,6 +771,11 @@ class WrongInputTest(parameterized.TestCase):
   def test_actions_without_a_policy(self, spec, message):
     with self.assertRaisesRegex(ValueError, message):
       dreamer.make_dreamer(OBSERVATION, spec, CONFIG)
+
+  def test_a_schedule_without_an_end(self):
+    config = dataclasses.replace(CONFIG, schedule='linear')
+    with self.assertRaisesRegex(ValueError, '`total_updates`, got None'):
+      dreamer.make_dreamer(OBSERVATION, ACTION, config)
 
   def test_images_that_the_decoder_cannot_make(self):
     spec = {'eye': specs.Array((9, 12, 3), np.uint8)}
