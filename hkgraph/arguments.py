@@ -13,6 +13,7 @@ import pathlib
 import re
 from typing import Annotated, Any, Literal
 
+from hkgraph import packages
 from hkgraph.training import algorithms, default_networks
 
 _SHOWN = {  # How help shows the values of these fields.
@@ -219,13 +220,8 @@ def parse(
 
 
 def _import_tyro() -> Any:
-  try:
-    import tyro
-  except ImportError:
-    raise UserError(
-      "the command line needs tyro: pip install 'hkgraph[train]'"
-    ) from None
-  return tyro
+  with told_in_a_line():
+    return packages.load('tyro', extra='train')
 
 
 @contextlib.contextmanager

@@ -114,7 +114,8 @@ def scan(
     step: `(carry, x) -> (carry, y)`.
     carry: What the first step is given.
     xs: Tree of what each step is given. Shape `[T, ...]`.
-    last: `carry -> y`, one more output, of the carry that the last step left.
+    last: `carry -> y`, one more output, of the carry that the last step left;
+      alike in structure, shapes and dtypes.
 
   Returns:
     The last carry, and the outputs `[T + 1, ...]`.

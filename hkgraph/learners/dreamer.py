@@ -131,20 +131,7 @@ def make_dreamer(
   networks = dreamer_networks.make_networks(
     observation_spec, action_spec, config, core
   )
-  optimizers = {
-    name: optimizer_lib.make_optimizer(
-      rate,
-      schedule=config.schedule,
-      total_steps=config.train_ratio * (config.total_updates or 1),
-      max_grad_norm=config.max_grad_norm,
-      eps=1e-8,
-    )
-    for name, rate in (
-      ('world_model', config.learning_rate),
-      ('actor', config.actor_learning_rate),
-      ('critic', config.critic_learning_rate),
-    )
-  }
+  optimizers = _make_optimizers(config)
   dtype = jnp.dtype(config.dtype)
   loss_fn = dreamer_loss.make_loss(networks, action_spec, config)
   fit = _make_fit(loss_fn, optimizers, config)
@@ -200,6 +187,27 @@ def make_dreamer(
     foresee=foresee,
     loss=loss_fn,
   )
+
+
+def _make_optimizers(
+  config: DreamerConfig,
+) -> dict[str, optax.GradientTransformation]:
+  """One for each part; they step `train_ratio` times per update."""
+  rates = {
+    'world_model': config.learning_rate,
+    'actor': config.actor_learning_rate,
+    'critic': config.critic_learning_rate,
+  }
+  return {
+    name: optimizer_lib.make_optimizer(
+      rate,
+      schedule=config.schedule,
+      total_steps=config.train_ratio * (config.total_updates or 1),
+      max_grad_norm=config.max_grad_norm,
+      eps=1e-8,
+    )
+    for name, rate in rates.items()
+  }
 
 
 def check_reward(reward: Any, batch: tuple[int, ...] = ()) -> None:
